@@ -1,0 +1,5 @@
+"""Fixtures for all tests: real servers and the real model, each started once, on first need."""
+
+from __future__ import annotations
+
+pytest_plugins: list[str] = []
