@@ -84,3 +84,65 @@ NANO: Final = 1_000_000_000
 """Nano-units in one unit of a currency."""
 SETTLE_RETRY_S: Final = 0.5
 SETTLE_RETRY_MAX_S: Final = 5.0
+
+# -- command line ----------------------------------------------------------------------------------------------------
+RESTART_FIRST_S: Final = 0.5
+RESTART_MAX_S: Final = 30.0
+RESTART_RESET_S: Final = 60.0
+"""A service that was ready this long is healthy again: its next crash is a first one."""
+START_ATTEMPTS_MAX: Final = 3
+"""A service that crashes this often before it was ever ready ends `deepserve up` with its reason."""
+READY_TIMEOUT_S: Final = 180.0
+"""From spawning a service to its readiness; generous for a slow disk, since a crash is seen at once anyway."""
+READY_POLL_S: Final = 0.05
+PROBE_TIMEOUT_S: Final = 2.0
+CONVERT_TIMEOUT_S: Final = 900.0
+STOP_TIMEOUT_S: Final = 30.0
+"""From SIGTERM to SIGKILL for each service; longer than its own drain."""
+SERVER_STOP_TIMEOUT_S: Final = 15.0
+SERVER_WATCH_S: Final = 0.5
+"""How often the embedded NATS and Postgres are looked at; both are restarted on their port."""
+DOWN_TIMEOUT_S: Final = 180.0
+"""All services one after another, each with its whole stop time-out."""
+ADMIN_TIMEOUT_S: Final = 10.0
+ADMIN_ATTEMPTS_MAX: Final = 3
+LOG_BYTES_MAX: Final = 64 * 2**20
+"""A log file that grew past this is moved to `.1`: one old generation is kept."""
+LOG_WATCH_S: Final = 30.0
+LOG_TAIL_LINES: Final = 20
+
+# -- workers ---------------------------------------------------------------------------------------------------------
+STEPS_AHEAD_MAX: Final = 2
+"""Steps that the engine may run ahead of the event loop: a cancel takes hold within this many."""
+EXPORTS_PER_STEP_MAX: Final = 4
+"""Blocks copied out of the engine between two steps: a copy costs about a millisecond, and answers wait for it."""
+BLOCK_WRITES_WAITING_MAX: Final = 16_384
+"""Full blocks of all running requests whose write has not begun: references to pinned pages, not bytes."""
+HANDOFF_WAIT_S: Final = 15.0
+"""How long a finished prefill waits for its blocks to be stored; what is not stored then is computed by decode."""
+FINISH_FLUSH_S: Final = 0.25
+"""How long the word that an answer ended may wait for its last block's row: the next turn often follows at once."""
+CLOSED_LOG_S: Final = 15.0
+"""How long a prefill keeps its sent tokens after the handoff, for a gateway that missed them."""
+CLOSED_LOGS_MAX: Final = 4_096
+CLAIM_RETRY_S: Final = 0.5
+PAGES_WAIT_S: Final = 120.0
+"""How long claimed work waits for pages before it ends with insufficient_system_resource."""
+ADOPTING_MAX: Final = 4
+"""Requests whose blocks one worker reads at a time: payloads on their way to pages are memory beside the pages."""
+WORKER_GRACE_S: Final = 20.0
+"""How long a draining worker finishes what runs; the rest is given back. Shorter than STOP_TIMEOUT_S."""
+PUBLISH_ATTEMPTS_MAX: Final = 5
+PUBLISH_RETRY_S: Final = 0.2
+NAMESPACE_KEYS_MAX: Final = 4_096
+"""Namespace keys that a worker remembers at once."""
+
+# -- cache_index -----------------------------------------------------------------------------------------------------
+LOOKUP_STRETCH_KEYS: Final = 64
+"""Keys in the first query of a lookup; each next stretch is twice as long, so that a miss costs one small query."""
+COMMIT_BLOCKS_MAX: Final = 1_024
+SWEEP_INTERVAL_S: Final = 30.0
+SWEEP_BATCH_ROWS: Final = 500
+SWEEP_BATCHES_MAX: Final = 20
+"""Batches of one sweep; the rest waits for the next."""
+HANDOFF_SWEEP_INTERVAL_S: Final = 600.0
