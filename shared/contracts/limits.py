@@ -146,3 +146,24 @@ SWEEP_BATCH_ROWS: Final = 500
 SWEEP_BATCHES_MAX: Final = 20
 """Batches of one sweep; the rest waits for the next."""
 HANDOFF_SWEEP_INTERVAL_S: Final = 600.0
+
+# -- billing ---------------------------------------------------------------------------------------------------------
+AMOUNT_NANO_MAX: Final = 10**18
+"""A billion units: no single amount and no balance of a customer is larger. BIGINT holds nine times as much."""
+PRICE_MAX: Final = 1_000_000
+"""Currency units per million tokens; times a million tokens it stays far below AMOUNT_NANO_MAX."""
+TOKENS_MAX: Final = 2**31 - 1
+"""Prompt or answer tokens that one request can name: an INTEGER column."""
+HOLD_SWEEP_INTERVAL_S: Final = 30.0
+HOLD_SWEEP_BATCH: Final = 200
+"""Holds expired in one sweep, each in its own transaction; the rest waits for the next."""
+MONEY_ATTEMPTS_MAX: Final = 5
+"""Tries of one money transaction that Postgres ended with a deadlock or a serialisation failure."""
+MONEY_RETRY_S: Final = 0.01
+"""Before the second try; doubled for each next one."""
+ACCOUNT_NAME_CHARS_MAX: Final = 200
+API_KEYS_PER_ACCOUNT_MAX: Final = 1_000
+IDEMPOTENCY_KEY_CHARS_MAX: Final = 200
+ADMIN_PAGE_ROWS_MAX: Final = 1_000
+"""Rows in one answer of the administrator's API."""
+ADMIN_BODY_BYTES_MAX: Final = 64 * 1024
