@@ -167,3 +167,56 @@ IDEMPOTENCY_KEY_CHARS_MAX: Final = 200
 ADMIN_PAGE_ROWS_MAX: Final = 1_000
 """Rows in one answer of the administrator's API."""
 ADMIN_BODY_BYTES_MAX: Final = 64 * 1024
+
+# -- runtime ---------------------------------------------------------------------------------------------------------
+SERVICE_DRAIN_S: Final = 25.0
+"""From the signal to stop until what still runs is cancelled; below STOP_TIMEOUT_S, above WORKER_GRACE_S."""
+STATEMENT_BYTES_MAX: Final = 16_384
+"""A tag or grant as text; what is longer is refused before any arithmetic."""
+STATEMENTS_VERIFIED_MAX: Final = 8_192
+"""Statements whose signature a process remembers to be good: checking one costs 50 to 100 µs."""
+REVOCATIONS_MAX: Final = 65_536
+"""Revocations remembered until the last statement that they void has expired."""
+PULL_WAIT_S: Final = 2.0
+"""Life of one pull request: how long a worker is deaf after JetStream was restarted under it."""
+PULL_IDLE_S: Final = 0.02
+"""How often a worker without room is asked whether it has some again."""
+PULL_RETRY_S: Final = 0.25
+PULL_RETRY_MAX_S: Final = 5.0
+AT_CONSUMER_IDLE_S: Final = 60.0
+"""The consumer of a worker's own subject goes this long after its last pull."""
+HANDLERS_IN_FLIGHT_MAX: Final = 256
+"""Requests that one subscription of a queue group handles at once; the rest waits in the client's buffer."""
+SUBSCRIPTION_MESSAGES_MAX: Final = 65_536
+SUBSCRIPTION_BYTES_MAX: Final = 256 * 2**20
+"""Messages that a subscription may lag behind; beyond it the client drops and logs (gaps are repaired)."""
+CONNECT_TIMEOUT_S: Final = 60.0
+"""How long a service waits at start for NATS or Postgres before it gives up with the reason."""
+ACK_TIMEOUT_S: Final = 2.0
+STREAM_SETUP_TIMEOUT_S: Final = 10.0
+DEAD_LETTER_BATCH: Final = 16
+HEALTH_REQUEST_TIMEOUT_S: Final = 5.0
+HEALTH_REQUEST_BYTES_MAX: Final = 8_192
+HEALTH_CONNECTIONS_MAX: Final = 64
+PEERS_MAX: Final = 16_384
+"""Gateways or workers that one process keeps track of."""
+DATABASE_POOL_CONNECTIONS: Final = 8
+DATABASE_POOL_EXTRA_CONNECTIONS: Final = 8
+DATABASE_POOL_WAIT_S: Final = 3.0
+DATABASE_STATEMENT_S: Final = 10.0
+"""A statement, or a wait for a lock, longer than this is ended by Postgres."""
+DATABASE_SCHEMA_S: Final = 60.0
+"""Several processes make the same schema one after another."""
+DATABASE_ATTEMPTS_MAX: Final = 5
+"""Tries of a transaction that Postgres ended for a deadlock or a serialisation conflict."""
+DATABASE_RETRY_S: Final = 0.01
+STORE_THREADS: Final = 8
+"""Threads of a directory store: reads and writes of files block."""
+STORE_QUEUE_MAX: Final = 256
+"""Operations that wait for a thread of the store or run in one; beyond it the store is overloaded."""
+STORE_FREE_BYTES_MIN: Final = 512 * 2**20
+"""Writes are refused below this much free space: a full disk would take Postgres and JetStream down as well."""
+STORE_LIST_BATCH: Final = 256
+STORE_TEMPORARY_AGE_S: Final = 3_600.0
+"""A temporary file of a write that never finished is removed at this age."""
+OBJECT_BYTES_MAX: Final = 64 * 2**20
