@@ -220,3 +220,28 @@ STORE_LIST_BATCH: Final = 256
 STORE_TEMPORARY_AGE_S: Final = 3_600.0
 """A temporary file of a write that never finished is removed at this age."""
 OBJECT_BYTES_MAX: Final = 64 * 2**20
+
+# -- gateway ---------------------------------------------------------------------------------------------------------
+TAGS_CACHED_MAX: Final = 65_536
+TAG_RENEW_S: Final = 5.0
+"""A tag is renewed this long before it expires, so that it is still good when billing reads it."""
+RETRY_AFTER_S: Final = 2
+"""What Retry-After says where nothing better is known."""
+ENCODE_INLINE_CHARS: Final = 2_048
+"""Longer request bodies are converted, rendered and encoded in a thread, beside the event loop."""
+CLAIM_PATIENCE_S: Final = WORK_ACK_WAIT_S + 5.0
+"""Published work that no worker claims this long, while one had room, is lost and published again."""
+ATTEMPTS_MAX: Final = 4
+"""Publishes of one request, the one to a preferred worker included; then 503."""
+ENDED_KEPT_S: Final = WORK_ACK_WAIT_S * (WORK_DELIVERIES_MAX + 1)
+"""How long an ended request still answers claims: a worker that died before it settled is replaced within this."""
+ENDED_KEPT_MAX: Final = 16_384
+AFFINITY_ENTRIES_MAX: Final = 65_536
+"""Prompt ends whose prefill worker a gateway remembers."""
+RELEASE_ATTEMPTS_MAX: Final = 8
+"""Tries to give a hold back; then billing's own reconciliation ends it."""
+RELEASE_RETRY_S: Final = 0.5
+CLIENT_WRITE_TIMEOUT_S: Final = 60.0
+"""One write that a client does not take this long ends the request as a disconnect does."""
+CONNECTIONS_MAX: Final = 16_384
+"""Open client connections of one gateway; beyond it 503."""
