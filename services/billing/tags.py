@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
 
 from services.billing.accounts import Standing
 from shared.contracts import limits
@@ -11,13 +11,18 @@ from shared.contracts.ids import GrantId, HoldId, NamespaceId, TagId, prefixed, 
 from shared.contracts.messages import Hold
 from shared.contracts.tag import GrantClaims, Retention, TagClaims
 
-RETENTION: Final = Retention(agent_s=limits.RETENTION_AGENT_S, chat_s=limits.RETENTION_CHAT_S)
+
+@dataclass(frozen=True)
+class TagPolicy:
+    """What the operator decides for all accounts. `shared`: namespaces that every paying account may read."""
+
+    tag_ttl_s: float
+    retention: Retention
+    shared: tuple[NamespaceId, ...] = ()
 
 
-def tag_claims(
-    standing: Standing, *, shared: tuple[NamespaceId, ...], price_version: int, entropy: bytes, now_s: float
-) -> TagClaims:
-    """Who may be admitted for the next `limits.TAG_TTL_S`. A trial account's tag closes the pool, both ways."""
+def tag_claims(standing: Standing, policy: TagPolicy, *, price_version: int, entropy: bytes, now_s: float) -> TagClaims:
+    """Who may be admitted for the next `tag_ttl_s`. A trial account's tag closes the pool, both ways."""
     paid = standing.paid
     return TagClaims(
         tag_id=TagId(prefixed("tag_", entropy)),
@@ -25,15 +30,15 @@ def tag_claims(
         key_id=standing.key_id,
         paid=paid,
         namespace=standing.namespace,
-        shared=shared if paid else (),
+        shared=policy.shared if paid else (),
         cache_read=paid,
         cache_write=paid,
-        retention=RETENTION,
+        retention=policy.retention,
         traffic_class=standing.traffic_class,
         concurrency=standing.concurrency,
         price_version=price_version,
         issued_at_s=now_s,
-        expires_at_s=now_s + limits.TAG_TTL_S,
+        expires_at_s=now_s + policy.tag_ttl_s,
     )
 
 
@@ -51,7 +56,7 @@ def check_hold(hold: Hold, now_s: float) -> None:
 
 
 def grant_claims(
-    hold: Hold, standing: Standing, *, hold_id: HoldId, shared: tuple[NamespaceId, ...], entropy: bytes, now_s: float
+    hold: Hold, standing: Standing, policy: TagPolicy, *, hold_id: HoldId, entropy: bytes, now_s: float
 ) -> GrantClaims:
     """What this one request may do. The rights are those of the standing at the hold, which is newer than the tag's.
 
@@ -66,11 +71,11 @@ def grant_claims(
         key_id=standing.key_id,
         model=hold.model,
         namespace=sub_namespace(standing.namespace, hold.user_id),
-        shared=shared if paid else (),
+        shared=policy.shared if paid else (),
         cache_read=paid,
         cache_write=paid,
         traffic_class=hold.traffic_class,
-        retention_s=RETENTION.of(hold.traffic_class),
+        retention_s=policy.retention.of(hold.traffic_class),
         prompt_tokens=hold.prompt_tokens,
         max_output_tokens=hold.max_output_tokens,
         issued_at_s=now_s,

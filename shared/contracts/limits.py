@@ -157,10 +157,6 @@ TOKENS_MAX: Final = 2**31 - 1
 HOLD_SWEEP_INTERVAL_S: Final = 30.0
 HOLD_SWEEP_BATCH: Final = 200
 """Holds expired in one sweep, each in its own transaction; the rest waits for the next."""
-MONEY_ATTEMPTS_MAX: Final = 5
-"""Tries of one money transaction that Postgres ended with a deadlock or a serialisation failure."""
-MONEY_RETRY_S: Final = 0.01
-"""Before the second try; doubled for each next one."""
 ACCOUNT_NAME_CHARS_MAX: Final = 200
 API_KEYS_PER_ACCOUNT_MAX: Final = 1_000
 IDEMPOTENCY_KEY_CHARS_MAX: Final = 200
@@ -176,7 +172,8 @@ STATEMENT_BYTES_MAX: Final = 16_384
 STATEMENTS_VERIFIED_MAX: Final = 8_192
 """Statements whose signature a process remembers to be good: checking one costs 50 to 100 µs."""
 REVOCATIONS_MAX: Final = 65_536
-"""Revocations remembered until the last statement that they void has expired."""
+REVOCATION_LIFE_S: Final = 2 * 86_400
+"""A revocation is remembered this long: longer than any grant lives (a day's deadline and the allowance)."""
 PULL_WAIT_S: Final = 2.0
 """Life of one pull request: how long a worker is deaf after JetStream was restarted under it."""
 PULL_IDLE_S: Final = 0.02

@@ -6,7 +6,7 @@ travel packed (`block.pack_tokens`). No tensor and no KV byte is ever in a messa
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
@@ -275,8 +275,12 @@ class NamespaceKeyQuery(Message, frozen=True, kw_only=True):
     namespace: NamespaceId
 
 
+NAMESPACE_KEY_SEAL: Final = "namespace-key"
+"""The purpose under which a namespace key is sealed in transit."""
+
+
 class NamespaceKeyReply(Message, frozen=True, kw_only=True):
-    """`sealed_key`: 32 random bytes, sealed with the cluster key."""
+    """`sealed_key`: 32 random bytes, sealed with the cluster key for NAMESPACE_KEY_SEAL."""
 
     sealed_key: bytes
 

@@ -12,9 +12,11 @@ import pytest
 from services.billing import accounts, namespaces, tags
 from services.billing.accounts import Standing
 from services.billing.ledger import Funds
+from services.billing.tags import TagPolicy
 from shared.contracts.errors import ClaimRefused, InternalError, InvalidRequest
 from shared.contracts.ids import AccountId, HoldId, KeyId, NamespaceId, RequestId
 from shared.contracts.messages import Hold
+from shared.contracts.tag import Retention
 
 NOW_S = 1_800_000_000.0
 OWN = NamespaceId("ns_" + "ab" * 16)
@@ -31,6 +33,7 @@ STANDING = Standing(
     funds=Funds(granted_nano=0, topped_up_nano=5),
     topped_up_ever=True,
 )
+POLICY = TagPolicy(tag_ttl_s=60, retention=Retention(agent_s=259_200, chat_s=604_800), shared=SHARED)
 TRIAL = replace(STANDING, funds=Funds(granted_nano=5, topped_up_nano=0), topped_up_ever=False)
 HOLD = Hold(
     tag="",
@@ -50,13 +53,13 @@ HOLD = Hold(
 )
 def test_paid_is_topped_up_ever_and_a_positive_balance(granted: int, topped_up: int, ever: bool, paid: bool) -> None:
     standing = replace(STANDING, funds=Funds(granted, topped_up), topped_up_ever=ever)
-    tag = tags.tag_claims(standing, shared=SHARED, price_version=3, entropy=bytes(16), now_s=NOW_S)
+    tag = tags.tag_claims(standing, POLICY, price_version=3, entropy=bytes(16), now_s=NOW_S)
     assert (tag.paid, tag.cache_read, tag.cache_write) == (paid, paid, paid)
     assert tag.shared == (SHARED if paid else ())
 
 
 def test_a_tag_lives_a_minute_and_carries_the_account() -> None:
-    tag = tags.tag_claims(STANDING, shared=(), price_version=3, entropy=bytes(16), now_s=NOW_S)
+    tag = tags.tag_claims(STANDING, POLICY, price_version=3, entropy=bytes(16), now_s=NOW_S)
     assert (tag.issued_at_s, tag.expires_at_s) == (NOW_S, NOW_S + 60)
     assert (tag.account, tag.key_id, tag.namespace, tag.concurrency) == ("acct_1", "key_1", OWN, 7)
     assert (tag.retention.agent_s, tag.retention.chat_s) == (3 * 86_400, 7 * 86_400)
@@ -64,24 +67,24 @@ def test_a_tag_lives_a_minute_and_carries_the_account() -> None:
 
 
 def test_a_grant_bounds_its_request() -> None:
-    grant = tags.grant_claims(HOLD, STANDING, hold_id=HoldId("h"), shared=SHARED, entropy=bytes(range(16)), now_s=NOW_S)
+    grant = tags.grant_claims(HOLD, STANDING, POLICY, hold_id=HoldId("h"), entropy=bytes(range(16)), now_s=NOW_S)
     assert (grant.request, grant.hold, grant.model) == ("r1", "h", "m")
     assert (grant.prompt_tokens, grant.max_output_tokens, grant.deadline_s) == (100, 50, NOW_S + 600)
     assert (grant.traffic_class, grant.retention_s) == ("agent", 259_200)
     assert (grant.cache_read, grant.cache_write, grant.namespace, grant.shared) == (True, True, OWN, SHARED)
     chat = msgspec.structs.replace(HOLD, traffic_class="chat")
-    grant = tags.grant_claims(chat, STANDING, hold_id=HoldId("h"), shared=(), entropy=bytes(16), now_s=NOW_S)
+    grant = tags.grant_claims(chat, STANDING, POLICY, hold_id=HoldId("h"), entropy=bytes(16), now_s=NOW_S)
     assert grant.retention_s == 604_800
 
 
 def test_a_trial_grant_closes_the_pool() -> None:
-    grant = tags.grant_claims(HOLD, TRIAL, hold_id=HoldId("h"), shared=SHARED, entropy=bytes(16), now_s=NOW_S)
+    grant = tags.grant_claims(HOLD, TRIAL, POLICY, hold_id=HoldId("h"), entropy=bytes(16), now_s=NOW_S)
     assert (grant.cache_read, grant.cache_write, grant.shared) == (False, False, ())
 
 
 def test_user_id_splits_the_namespace_and_cannot_name_one() -> None:
     named = msgspec.structs.replace(HOLD, user_id="ns_" + "cd" * 16)
-    grant = tags.grant_claims(named, STANDING, hold_id=HoldId("h"), shared=(), entropy=bytes(16), now_s=NOW_S)
+    grant = tags.grant_claims(named, STANDING, POLICY, hold_id=HoldId("h"), entropy=bytes(16), now_s=NOW_S)
     expected = hashlib.sha256(b"deepserve/user-namespace/1\0" + OWN.encode() + b"\0ns_" + b"cd" * 16).hexdigest()
     assert grant.namespace == "ns_" + expected[:32]
 
@@ -155,11 +158,11 @@ def test_a_namespace_key_opens_for_its_namespace_and_master_key_alone() -> None:
 
 
 def test_a_grant_opens_its_own_and_shared_namespaces_only() -> None:
-    grant = tags.grant_claims(HOLD, STANDING, hold_id=HoldId("h"), shared=SHARED, entropy=bytes(16), now_s=NOW_S)
+    grant = tags.grant_claims(HOLD, STANDING, POLICY, hold_id=HoldId("h"), entropy=bytes(16), now_s=NOW_S)
     namespaces.check_access(grant, OWN)
     namespaces.check_access(grant, SHARED[0])
     with pytest.raises(ClaimRefused):
         namespaces.check_access(grant, NamespaceId("ns_" + "ef" * 16))
-    trial = tags.grant_claims(HOLD, TRIAL, hold_id=HoldId("h"), shared=(), entropy=bytes(16), now_s=NOW_S)
+    trial = tags.grant_claims(HOLD, TRIAL, POLICY, hold_id=HoldId("h"), entropy=bytes(16), now_s=NOW_S)
     with pytest.raises(ClaimRefused):
         namespaces.check_access(trial, OWN)
