@@ -1,0 +1,1 @@
+"""Measurements of a running instance, each a module; `harness` has what they share."""
