@@ -40,7 +40,7 @@ def unpack_chains(chains: Sequence[Chain], keys_max: int) -> tuple[KeyChain, ...
 
 
 def stretches(count: int, first: int) -> Iterator[range]:
-    """[0, count) in ranges of `first`, 2·`first`, 4·`first`, … positions: a miss costs one small query, a long hit few."""
+    """[0, count) in ranges of `first`, 2·`first`, 4·`first`, … positions: a miss costs one query, a long hit few."""
     start, width = 0, first
     while start < count:
         yield range(start, min(start + width, count))

@@ -1,7 +1,7 @@
 """The index's SQL, over one asyncpg pool whose sessions do not wait for the disk.
 
 `synchronous_commit = off` is right here and never for money: the index can be rebuilt, and a lost row is a miss. All
-statements are raw asyncpg: the lookup is on the way of every request, where SQLAlchemy costs up to as much as the query.
+statements are raw asyncpg: the lookup is on the way of every request, where SQLAlchemy costs as much as the query.
 Rows are locked in the order of their keys everywhere, so that writers of one prefix wait and do not deadlock.
 """
 

@@ -59,6 +59,13 @@ class BlockRef(msgspec.Struct, frozen=True, kw_only=True):
     put_id: bytes
 
 
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Natural logarithms at temperature 1. `top`: (token, logprob), most likely first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
 class DecodeWork(Message, frozen=True, kw_only=True):
     """The handoff. `blocks[i]` holds tokens [i·block_tokens, (i+1)·block_tokens); each is stored. `tail` holds the
     KV of the computed tokens after the last full block (None if there are none or the store is down). A list that is
@@ -77,6 +84,8 @@ class DecodeWork(Message, frozen=True, kw_only=True):
     sampling: Sampling
     grant: str
     published_at_s: float
+    first_logprob: TokenLogprob | None = None
+    """Of `first_token`, so that decode can say it again to a gateway that missed it."""
 
 
 # -- gateway and workers (core NATS) ----------------------------------------------------------------------------------
@@ -101,13 +110,6 @@ class ClaimReply(Message, frozen=True, kw_only=True):
     delivered: bytes = b""
     hit_tokens: int | None = None
     final: int | None = None
-
-
-class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """Natural logarithms at temperature 1. `top`: (token, logprob), most likely first."""
-
-    logprob: float
-    top: tuple[tuple[int, float], ...]
 
 
 class PrefillTiming(msgspec.Struct, frozen=True, kw_only=True):

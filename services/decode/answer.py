@@ -1,0 +1,65 @@
+"""One answer in the engine: tokens to the gateway, full blocks to the pool, the end of it. Fed by the steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+
+from shared.contracts.messages import FinishReason
+from shared.contracts.ports import Produced
+from shared.worker.block_writer import SequenceWrites, Target
+from shared.worker.chain import KeyChain
+from shared.worker.emitter import Emitter, TokenStream
+
+
+class Answer:
+    """`chain` covers the tokens known so far. `indexed`: positions whose block the pool has already, as the handoff
+    says. `begin_at`: the first block that is computed here. Where `pool` is empty nothing is stored."""
+
+    def __init__(
+        self,
+        stream: TokenStream,
+        emitter: Emitter,
+        chain: KeyChain,
+        writes: SequenceWrites,
+        pool: Sequence[Target],
+        *,
+        block_tokens: int,
+        begin_at: int,
+        indexed: AbstractSet[int],
+    ) -> None:
+        self.device_s = 0.0
+        self.finished: asyncio.Future[FinishReason] = asyncio.get_running_loop().create_future()
+        self._stream = stream
+        self._emitter = emitter
+        self._chain = chain
+        self._writes = writes
+        self._pool = pool
+        self._block_tokens = block_tokens
+        self._begun = begin_at
+        self._indexed = indexed
+
+    def on_produced(self, produced: Produced, device_s: float) -> None:
+        """The last token's `finish` is not said here: it waits for the row of the last block (`say_finish`)."""
+        self.device_s += device_s
+        if self.finished.done() or self._stream.ended.done():
+            return
+        if produced.tokens:
+            self._emitter.emit(self._stream, produced.first, produced.tokens, produced.logprobs)
+        if self._pool:
+            self._chain.extend(produced.tokens)
+            self._begin_writes(produced.computed)
+        if produced.finish is not None:
+            self.finished.set_result(produced.finish)
+
+    async def say_finish(self, reason: FinishReason) -> None:
+        self._emitter.emit(self._stream, self._stream.log.next_index, finish=reason)
+        await self._emitter.flush()
+
+    def _begin_writes(self, computed: int) -> None:
+        full = min(computed // self._block_tokens, len(self._chain.keys))
+        for position in range(self._begun, full):
+            if position not in self._indexed:
+                self._writes.begin(position, self._chain.keys[position], self._pool)
+        self._begun = max(self._begun, full)

@@ -1,0 +1,170 @@
+"""One claimed decode, from its handoff to an ending. It holds pages and a place in the engine only while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+
+import structlog
+
+from services.decode.adopt import Adopted, adopt
+from services.decode.answer import Answer
+from shared.contracts import limits
+from shared.contracts.block import unpack_tokens
+from shared.contracts.errors import DeepServeError, OutOfPages
+from shared.contracts.messages import ClaimReply, DecodeWork, FinishReason
+from shared.contracts.ports import SequenceSpec
+from shared.worker import attempt as attempts
+from shared.worker.attempt import Attempt
+from shared.worker.block_writer import SequenceWrites
+from shared.worker.chain import KeyChain
+from shared.worker.emitter import Ending, TokenStream
+from shared.worker.endings import final_ending
+from shared.worker.floor import Floor
+from shared.worker.race import unless
+from shared.worker.targets import PoolTarget
+
+log = structlog.get_logger()
+
+
+class DecodeSession:
+    """`run` once. `adopting` bounds the requests whose payloads are read at a time."""
+
+    def __init__(
+        self,
+        floor: Floor,
+        adopting: asyncio.Semaphore,
+        attempt: Attempt[DecodeWork],
+        reply: ClaimReply,
+        stream: TokenStream,
+    ) -> None:
+        self._floor = floor
+        self._adopting = adopting
+        self._attempt = attempt
+        self._work = attempt.work
+        self._stream = stream
+        self._answer: Answer | None = None
+        self._known = self._known_tokens(reply)
+        self._writes = SequenceWrites(floor.writer, self._work.request, floor.block_tokens, floor.spawn)
+
+    @property
+    def device_s(self) -> float:
+        return self._answer.device_s if self._answer else 0.0
+
+    async def run(self) -> Ending:
+        """Never raises an error of the tree: the client is told, and the ending says what is paid."""
+        try:
+            async with AsyncExitStack() as stack:
+                return await self._run(stack)
+        except OutOfPages as error:
+            log.warning("pages.missed", request=self._work.request, error=error.message)
+            self._floor.emitter.emit(self._stream, self._stream.log.next_index, finish="insufficient_system_resource")
+            await self._floor.emitter.flush()
+            return await final_ending(self._floor.bus, self._floor.worker, self._stream)
+        except DeepServeError as error:
+            log.warning("decode.failed", request=self._work.request, error=error.message)
+            self._floor.emitter.fail(self._stream, error)
+            await self._floor.emitter.flush()
+            return Ending(self._stream.log.acknowledged, 0, "failed")
+
+    def _known_tokens(self, reply: ClaimReply) -> list[int]:
+        """The answer so far, into the stream's log: what the gateway has, at least the first token."""
+        delivered = unpack_tokens(reply.delivered)
+        known = delivered or [self._work.first_token]
+        first_logprob = self._work.first_logprob
+        logprobs = (first_logprob,) if first_logprob is not None and not delivered else None
+        self._stream.log.append(0, known, logprobs)
+        self._stream.log.acknowledge(len(delivered))
+        return known
+
+    async def _run(self, stack: AsyncExitStack) -> Ending:
+        ended = self._stream.ended
+        self._floor.check_revoked(self._attempt.grant)
+        reason = self._finished_already()
+        if reason is not None:
+            self._floor.emitter.emit(self._stream, self._stream.log.next_index, finish=reason)
+            await self._floor.emitter.flush()
+            return await final_ending(self._floor.bus, self._floor.worker, self._stream)
+        answer = await unless(ended, self._start(stack))
+        if answer is None:
+            return ended.result()
+        await asyncio.wait(
+            {ended, answer.finished},
+            timeout=self._attempt.seconds_left(self._floor.clock.now_s()),
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        if ended.done():
+            return ended.result()
+        return await self._finish(answer)
+
+    def _finished_already(self) -> FinishReason | None:
+        """An earlier try may have said the last token and died before the gateway named the final count."""
+        if self._known[-1] in self._work.sampling.stop_tokens:
+            return "stop"
+        return "length" if len(self._known) >= self._attempt.answer_max(self._floor.profile) else None
+
+    async def _start(self, stack: AsyncExitStack) -> Answer:
+        """Waits for room, reads the handoff, brings the sequence into the engine with every token that is known."""
+        floor, attempt = self._floor, self._attempt
+        answer_max = attempt.answer_max(floor.profile)
+        pages = -(-(len(attempt.prompt) + answer_max) // floor.block_tokens)
+        await stack.enter_async_context(floor.pages.hold(pages, attempts.patience_s(attempt, floor.clock.now_s())))
+        chain = KeyChain(attempt.grant.namespace, floor.fingerprint, floor.block_tokens)
+        tokens = [*attempt.prompt, *self._known]
+        if attempt.grant.cache_write:
+            await chain.extend_far(tokens)
+        async with self._adopting:
+            adopted = await adopt(floor, attempt)
+            answer = self._make_answer(adopted, chain)
+            self._answer = answer
+            floor.router.attach(self._work.request, adopted.loaded_tokens, answer.on_produced)
+            stack.push_async_callback(self._leave)
+            await floor.engine.add(
+                SequenceSpec(
+                    request=self._work.request,
+                    tokens=tokens,
+                    prompt_tokens=len(attempt.prompt),
+                    max_new_tokens=answer_max,
+                    sampling=self._work.sampling,
+                    prefix=adopted.prefix,
+                    tail=adopted.tail,
+                )
+            )
+        log.info("handoff.adopted", request=self._work.request, epoch=attempt.epoch, loaded=adopted.loaded_tokens)
+        return answer
+
+    def _make_answer(self, adopted: Adopted, chain: KeyChain) -> Answer:
+        return Answer(
+            self._stream,
+            self._floor.emitter,
+            chain,
+            self._writes,
+            self._pool(),
+            block_tokens=self._floor.block_tokens,
+            begin_at=len(adopted.prefix),
+            indexed={i for i, ref in enumerate(self._work.blocks) if ref.source == "pool"},
+        )
+
+    def _pool(self) -> Sequence[PoolTarget]:
+        if not self._attempt.grant.cache_write:
+            return ()
+        return (PoolTarget(self._work.grant, self._attempt.grant, self._floor),)
+
+    async def _leave(self) -> None:
+        self._floor.router.detach(self._work.request)
+        await self._floor.engine.remove(self._work.request)
+
+    async def _finish(self, answer: Answer) -> Ending:
+        """The last token is out. The next turn of a conversation often follows at once and wants the last block's row,
+        so that the word of the end waits for it, briefly."""
+        await self._writes.wait(limits.FINISH_FLUSH_S)
+        if not answer.finished.done():
+            # The request's deadline came before its last token; nothing is said after this word.
+            answer.finished.set_result("insufficient_system_resource")
+        await answer.say_finish(answer.finished.result())
+        ending, _ = await asyncio.gather(
+            final_ending(self._floor.bus, self._floor.worker, self._stream),
+            self._writes.wait(limits.BLOCK_WRITE_TIMEOUT_S),
+        )
+        return ending
