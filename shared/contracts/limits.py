@@ -100,6 +100,8 @@ CONVERT_TIMEOUT_S: Final = 900.0
 STOP_TIMEOUT_S: Final = 30.0
 """From SIGTERM to SIGKILL for each service; longer than its own drain."""
 SERVER_STOP_TIMEOUT_S: Final = 15.0
+SERVER_READY_S: Final = 90.0
+"""From starting an embedded server, or making its data, to its readiness; recovery after a crash included."""
 SERVER_WATCH_S: Final = 0.5
 """How often the embedded NATS and Postgres are looked at; both are restarted on their port."""
 DOWN_TIMEOUT_S: Final = 180.0
@@ -150,10 +152,13 @@ HANDOFF_SWEEP_INTERVAL_S: Final = 600.0
 # -- billing ---------------------------------------------------------------------------------------------------------
 AMOUNT_NANO_MAX: Final = 10**18
 """A billion units: no single amount and no balance of a customer is larger. BIGINT holds nine times as much."""
+PRICE_LINES_MAX: Final = 1_000
 PRICE_MAX: Final = 1_000_000
 """Currency units per million tokens; times a million tokens it stays far below AMOUNT_NANO_MAX."""
 TOKENS_MAX: Final = 2**31 - 1
 """Prompt or answer tokens that one request can name: an INTEGER column."""
+HOLD_DEADLINE_MAX_S: Final = 86_400
+"""The furthest deadline that a hold may have, whatever the gateway is set to: money is reserved until then."""
 HOLD_SWEEP_INTERVAL_S: Final = 30.0
 HOLD_SWEEP_BATCH: Final = 200
 """Holds expired in one sweep, each in its own transaction; the rest waits for the next."""

@@ -12,6 +12,7 @@ from typing import Final
 
 import orjson
 import structlog
+from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 _LEVELS: Final = {
@@ -30,12 +31,14 @@ def configure(service: str, level: str, **bound: str) -> None:
     `level` is debug, info, warning or error.
     """
     threshold = _LEVELS[level]
+    # Local variables of a frame may be secrets or a client's text: a traceback shows lines only.
+    tracebacks = structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False))
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         _add({"service": service, **bound}),
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.dict_tracebacks,
+        tracebacks,
     ]
     structlog.configure(
         processors=[*shared, structlog.processors.JSONRenderer(serializer=_json)],
@@ -49,7 +52,7 @@ def configure(service: str, level: str, **bound: str) -> None:
             foreign_pre_chain=[*shared[:-1], structlog.stdlib.add_logger_name],
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.processors.dict_tracebacks,
+                tracebacks,
                 structlog.processors.JSONRenderer(serializer=_json),
             ],
         )

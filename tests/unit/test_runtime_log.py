@@ -18,6 +18,7 @@ ours.debug("step.planned")
 logging.getLogger("nats").warning("lost %s", "connection")
 logging.getLogger("nats").info("chatter")
 try:
+    secret = "hunter2"
     raise ValueError("broken")
 except ValueError:
     ours.error("service.failed", exc_info=True)
@@ -27,6 +28,7 @@ except ValueError:
 def test_every_line_is_one_json_object_with_the_service() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == ""
+    assert done.stderr.count("hunter2") == 0
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert [line["event"] for line in lines] == ["handoff.claimed", "lost connection", "service.failed"]
     assert all((line["service"], line["worker"]) == ("prefill", "prefill-1") for line in lines)
