@@ -97,6 +97,12 @@ class Instance:
     def log(self, name: str) -> Path:
         return self.logs / f"{name}.log"
 
+    def all_logs(self) -> dict[str, Path]:
+        """Name of the process → its log; the embedded servers keep theirs beside their data."""
+        found = {path.stem: path for path in sorted(self.logs.glob("*.log"))}
+        servers = {name: folder / "server.log" for name, folder in (("nats", self.nats), ("postgres", self.postgres))}
+        return found | {name: path for name, path in servers.items() if path.exists()}
+
     def port_file(self, name: str) -> Path:
         return self.run / f"{name}.port"
 

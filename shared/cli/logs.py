@@ -17,29 +17,28 @@ def logs(instance: Instance, service: str | None, *, lines: int, follow: bool) -
     """`service` is a log's name ("prefill-1") or its beginning ("prefill"). Following ends with Ctrl-C."""
     if not instance.logs.is_dir():
         raise CommandFailed(f"{instance.data} has no logs; nothing was ever started there")
-    found = sorted(instance.logs.glob("*.log"))
-    chosen = [p for p in found if service is None or p.stem == service or p.stem.split("-")[0] == service]
+    found = instance.all_logs()
+    chosen = {n: path for n, path in found.items() if service is None or service in (n, n.split("-")[0])}
     if not chosen:
-        known = ", ".join(p.stem for p in found) or "none yet"
-        raise UsageError(f"no log of {service!r}; there are: {known}")
-    offsets = {path: path.stat().st_size for path in chosen}
-    for path in chosen:
-        _show(path, tail(path, lines), many=len(chosen) > 1)
+        raise UsageError(f"no log of {service!r}; there are: {', '.join(found) or 'none yet'}")
+    prefixes = {name: f"{name}: " if len(chosen) > 1 else "" for name in chosen}
+    offsets = {name: path.stat().st_size for name, path in chosen.items()}
+    for name, path in chosen.items():
+        _show(prefixes[name], tail(path, lines))
     while follow:
-        for path in chosen:
-            offsets[path] = _show_news(path, offsets[path], many=len(chosen) > 1)
         time.sleep(_FOLLOW_S)
+        for name, path in chosen.items():
+            offsets[name] = _show_news(prefixes[name], path, offsets[name])
     return EXIT_OK
 
 
-def _show(path: Path, text: str, *, many: bool) -> None:
-    prefix = f"{path.stem}: " if many else ""
+def _show(prefix: str, text: str) -> None:
     for line in text.splitlines():
         sys.stdout.write(f"{prefix}{line}\n")
     sys.stdout.flush()
 
 
-def _show_news(path: Path, offset: int, *, many: bool) -> int:
+def _show_news(prefix: str, path: Path, offset: int) -> int:
     """Prints whole lines after `offset`; a log that became shorter was rotated and is read from its start."""
     size = path.stat().st_size
     if size < offset:
@@ -50,5 +49,5 @@ def _show_news(path: Path, offset: int, *, many: bool) -> int:
         file.seek(offset)
         fresh = file.read(size - offset)
     whole, newline, _ = fresh.rpartition(b"\n")
-    _show(path, whole.decode(errors="replace"), many=many)
+    _show(prefix, whole.decode(errors="replace"))
     return offset + len(whole) + len(newline)

@@ -209,7 +209,7 @@ class Supervisor:
 
     async def _watch_logs(self) -> None:
         while True:
-            for log in self._instance.logs.glob("*.log"):
+            for log in self._instance.all_logs().values():
                 await asyncio.to_thread(rotate, log)
             await asyncio.sleep(limits.LOG_WATCH_S)
 
