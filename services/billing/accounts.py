@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
 from services.billing.ledger import Funds
@@ -114,3 +114,8 @@ def refusal(key_hint: str) -> AuthenticationFailed:
     """DeepSeek's 401, word by word (reference, row 54). The hint is the client's text: only its last characters."""
     hint = "".join(char for char in key_hint[-HINT_CHARS:] if char.isprintable())
     return AuthenticationFailed(f"Authentication Fails, Your api key: ****{hint} is invalid")
+
+
+def moment(now_s: float) -> datetime:
+    """Seconds since the epoch as the database keeps a moment."""
+    return datetime.fromtimestamp(now_s, UTC)

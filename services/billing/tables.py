@@ -1,8 +1,8 @@
 """The books' tables, schema `billing` (invariants 1, 2, 4, 8 and 9, as constraints; triggers are in `schema.py`).
 
 Amounts are BIGINT nano-units: 9.2 billion units, of which `limits.AMOUNT_NANO_MAX` lets a ninth be used. What has
-happened is never changed: journal, entries, usage, prices and ledger accounts refuse UPDATE and DELETE. What changes is a
-balance (only by entries) and a hold's state (only from pending to its one end).
+happened is never changed: journal, entries, usage, prices and ledger accounts refuse UPDATE and DELETE. What changes
+is a balance (only by entries) and a hold's state (only from pending to its one end).
 
     accounts ─┬─ api_keys          ledger_accounts ── balances      one row each, moved by entries
               ├─ namespaces               │
@@ -50,7 +50,8 @@ HASH_BYTES: Final = 32
 
 
 def _one_of(column: str, values: tuple[str, ...]) -> str:
-    return f"{column} IN ({', '.join(f"'{value}'" for value in values)})"
+    quoted = ", ".join(f"'{value}'" for value in values)
+    return f"{column} IN ({quoted})"
 
 
 _LEDGERS: Final = tuple(ledger.value for ledger in Ledger)
@@ -62,16 +63,17 @@ ACCOUNTS: Final = Table(
     "accounts",
     METADATA,
     Column("id", Text, primary_key=True),
+    Column("number", BigInteger, Identity(always=True), nullable=False, comment="order of creation"),
     Column("name", Text, nullable=False),
     Column("currency", Text, nullable=False),
     Column("namespace", Text, nullable=False, comment="random; the root of the account's key chains"),
     Column("concurrency", Integer, nullable=False, comment="requests under way at once, over all keys"),
     Column("created_at", DateTime(timezone=True), nullable=False),
+    UniqueConstraint("number", name="accounts_number"),
     UniqueConstraint("namespace", name="accounts_namespace"),
     CheckConstraint(_one_of("currency", CURRENCIES), name="accounts_currency"),
     CheckConstraint("namespace ~ '^ns_[0-9a-f]{32}$'", name="accounts_namespace_form"),
     CheckConstraint("concurrency > 0", name="accounts_concurrency"),
-    Index("accounts_created_at", "created_at", "id"),
 )
 
 API_KEYS: Final = Table(
@@ -198,7 +200,8 @@ ENTRIES: Final = Table(
 USAGE: Final = Table(
     "usage",
     METADATA,
-    Column("request", Text, primary_key=True),
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("request", Text, nullable=False),
     Column("hold", Text, nullable=False),
     Column("account", Text, nullable=False),
     Column("model", Text, nullable=False),
@@ -219,6 +222,7 @@ USAGE: Final = Table(
     Column("late", Boolean, nullable=False, comment="arrived after its hold had expired"),
     Column("input_hash", LargeBinary, nullable=False),
     Column("created_at", DateTime(timezone=True), nullable=False),
+    UniqueConstraint("request", name="usage_request"),
     UniqueConstraint("hold", name="usage_hold"),
     # The classes sum to the prompt that was held, and the cost stays within the hold: not only by the code's word.
     ForeignKeyConstraint(
@@ -233,7 +237,7 @@ USAGE: Final = Table(
     CheckConstraint("attempt > 0 AND delivery > 0 AND stage IN (0, 1)", name="usage_epoch"),
     CheckConstraint("device_s >= 0 AND device_s < 'Infinity'", name="usage_device"),
     CheckConstraint(f"octet_length(input_hash) = {HASH_BYTES}", name="usage_input_hash_bytes"),
-    Index("usage_account", "account", "created_at"),
+    Index("usage_account", "account", "id"),
 )
 
 PRICES: Final = Table(

@@ -44,15 +44,18 @@ def tag_claims(standing: Standing, policy: TagPolicy, *, price_version: int, ent
 
 def check_hold(hold: Hold, now_s: float) -> None:
     """Raises InvalidRequest on a hold that no request can mean."""
+    for name, value in (("request", hold.request), ("model", hold.model)):
+        if not 1 <= len(value) <= limits.NAME_CHARS_MAX or not value.isprintable():
+            raise InvalidRequest(f"the {name} has 1 to {limits.NAME_CHARS_MAX} printable characters")
     if not 1 <= hold.prompt_tokens <= limits.TOKENS_MAX:
         raise InvalidRequest(f"a prompt of {hold.prompt_tokens} tokens")
     if not 1 <= hold.max_output_tokens <= limits.TOKENS_MAX:
         raise InvalidRequest(f"an answer of at most {hold.max_output_tokens} tokens")
     if hold.user_id is not None and len(hold.user_id.encode()) > limits.USER_ID_BYTES_MAX:
         raise InvalidRequest(f"user_id is longer than {limits.USER_ID_BYTES_MAX} bytes")
-    latest_s = now_s + limits.REQUEST_DEADLINE_S + limits.CLOCK_SKEW_S
+    latest_s = now_s + limits.HOLD_DEADLINE_MAX_S + limits.CLOCK_SKEW_S
     if not now_s - limits.CLOCK_SKEW_S < hold.deadline_s <= latest_s:
-        raise InvalidRequest(f"the deadline is not within the next {limits.REQUEST_DEADLINE_S} s")
+        raise InvalidRequest(f"the deadline is not within the next {limits.HOLD_DEADLINE_MAX_S} s")
 
 
 def grant_claims(

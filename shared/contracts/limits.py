@@ -132,6 +132,10 @@ PAGES_WAIT_S: Final = 120.0
 """How long claimed work waits for pages before it ends with insufficient_system_resource."""
 ADOPTING_MAX: Final = 4
 """Requests whose blocks one worker reads at a time: payloads on their way to pages are memory beside the pages."""
+ANSWER_TOKENS_EXPECTED: Final = 1_024
+"""Answer tokens that decode promises pages for at first: limits on answers are large, most answers are short."""
+PREEMPTIONS_MAX: Final = 3
+"""How often one answer may leave the engine for want of pages and come back before it ends for want of them."""
 WORKER_GRACE_S: Final = 20.0
 """How long a draining worker finishes what runs; the rest is given back. Shorter than STOP_TIMEOUT_S."""
 PUBLISH_ATTEMPTS_MAX: Final = 5
@@ -162,6 +166,8 @@ HOLD_DEADLINE_MAX_S: Final = 86_400
 HOLD_SWEEP_INTERVAL_S: Final = 30.0
 HOLD_SWEEP_BATCH: Final = 200
 """Holds expired in one sweep, each in its own transaction; the rest waits for the next."""
+NAME_CHARS_MAX: Final = 128
+"""Of a request or model in the books."""
 ACCOUNT_NAME_CHARS_MAX: Final = 200
 API_KEYS_PER_ACCOUNT_MAX: Final = 1_000
 IDEMPOTENCY_KEY_CHARS_MAX: Final = 200
@@ -194,8 +200,15 @@ SUBSCRIPTION_BYTES_MAX: Final = 256 * 2**20
 """Messages that a subscription may lag behind; beyond it the client drops and logs (gaps are repaired)."""
 CONNECT_TIMEOUT_S: Final = 60.0
 """How long a service waits at start for NATS or Postgres before it gives up with the reason."""
+RECONNECT_WAIT_S: Final = 1
+PING_INTERVAL_S: Final = 5
+"""Two of them unanswered: the connection to NATS is dead, though nobody closed it."""
+SEND_BUFFER_BYTES_MAX: Final = 32 * 2**20
+"""What may be sent while NATS is away; beyond it sending is refused."""
 ACK_TIMEOUT_S: Final = 2.0
 STREAM_SETUP_TIMEOUT_S: Final = 10.0
+ADVISORY_DELIVERIES_MAX: Final = 100
+"""Tries to move a dead message away before it is left where it is."""
 DEAD_LETTER_BATCH: Final = 16
 HEALTH_REQUEST_TIMEOUT_S: Final = 5.0
 HEALTH_REQUEST_BYTES_MAX: Final = 8_192
@@ -245,5 +258,7 @@ RELEASE_ATTEMPTS_MAX: Final = 8
 RELEASE_RETRY_S: Final = 0.5
 CLIENT_WRITE_TIMEOUT_S: Final = 60.0
 """One write that a client does not take this long ends the request as a disconnect does."""
-CONNECTIONS_MAX: Final = 16_384
-"""Open client connections of one gateway; beyond it 503."""
+CALLS_MAX: Final = 16_384
+"""HTTP calls under way in one gateway, streams included; beyond it 503."""
+BODY_TIMEOUT_S: Final = 60.0
+"""From a request's headers to the last byte of its body."""
