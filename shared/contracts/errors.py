@@ -4,7 +4,7 @@ DeepServeError
 ├── ClientError          the request is at fault; its message goes to the client
 │   ├── InvalidRequest 400    ├── AuthenticationFailed 401   ├── InsufficientBalance 402
 │   ├── NotFound 404          ├── Conflict 409               ├── UnprocessableRequest 422
-│   └── TooManyRequests 429
+│   ├── RequestTooLarge 413   └── TooManyRequests 429
 ├── ServiceError         we are at fault
 │   ├── InternalError 500     └── Overloaded 503 (retryable, Retry-After)
 ├── ClaimRefused         an old epoch, a revoked or expired statement: the work is not this worker's
@@ -64,6 +64,10 @@ class Conflict(ClientError):
     """The same idempotency key with other content (invariant 9)."""
 
     status = 409
+
+
+class RequestTooLarge(ClientError):
+    status = 413
 
 
 class UnprocessableRequest(ClientError):
