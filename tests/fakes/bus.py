@@ -10,51 +10,36 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+import structlog
 
 from shared.contracts import limits
-from shared.contracts.errors import DeadlineExceeded, InvalidRequest, Overloaded
+from shared.contracts.errors import DeepServeError, InvalidRequest, Overloaded
 from shared.contracts.ports import Delivery
-from shared.contracts.subjects import STREAMS, Stream
-from tests.fakes.jetstream import Consumer, FakeStream, Fetch, Stored, StreamFull, matches
-from tests.fakes.wire import CALM, Link, Wire
+from shared.contracts.subjects import STREAMS, Stream, dead
+from tests.fakes.delivery import FakeDelivery
+from tests.fakes.jetstream import FakeStream, Fetch, Stored, StreamFull, matches
+from tests.fakes.wire import CALM, Link, Wire, resolve, within
 from tests.sim import process
 
+log = structlog.get_logger()
+Reply = Callable[[bytes], None]
+Message = tuple[str, bytes, Reply | None]
+"""(subject, payload, how to reply)."""
 Handler = Callable[[str, bytes], Awaitable[bytes | None]]
 
 
 @dataclass(eq=False, slots=True)
 class Subscription:
-    """`inbox` holds (subject, payload, reply) of messages that have arrived."""
+    """`inbox` holds messages that have arrived; None ends it."""
 
     subject: str
     queue: str | None
-    inbox: asyncio.Queue[tuple[str, bytes, Callable[[bytes], None] | None]]
+    inbox: asyncio.Queue[Message | None]
     links: dict[int, Link]
-
-
-@dataclass(slots=True)
-class Pulled:
-    """What one pull iterator is owed. `under_way`: lent to it and not yet taken."""
-
-    arrived: asyncio.Queue[Delivery]
-    under_way: int = 0
-    fetch: Fetch | None = None
-
-    async def take(self, wait_s: float) -> list[Delivery]:
-        """What has arrived; nothing after `wait_s`."""
-        found: list[Delivery] = []
-        try:
-            async with asyncio.timeout(wait_s):
-                found.append(await self.arrived.get())
-        except TimeoutError:
-            return found
-        while not self.arrived.empty():
-            found.append(self.arrived.get_nowait())
-        self.under_way -= len(found)
-        return found
 
 
 class Broker:
@@ -109,9 +94,7 @@ class Broker:
                 groups.setdefault(subscription.queue, []).append(subscription)
         return [s for s in found if s.queue is None] + [self._random.choice(group) for group in groups.values()]
 
-    def route(
-        self, sender: int, ordered: bool, subject: str, payload: bytes, reply: Callable[[bytes], None] | None
-    ) -> int:
+    def route(self, sender: int, ordered: bool, subject: str, payload: bytes, reply: Reply | None) -> int:
         """Sends a message on its way to its listeners; returns how many there are."""
         listeners = self.listeners(subject)
         for subscription in listeners:
@@ -120,9 +103,7 @@ class Broker:
                 link.carry(delay_s, self._arrive, subscription, subject, payload, reply)
         return len(listeners)
 
-    def _arrive(
-        self, subscription: Subscription, subject: str, payload: bytes, reply: Callable[[bytes], None] | None
-    ) -> None:
+    def _arrive(self, subscription: Subscription, subject: str, payload: bytes, reply: Reply | None) -> None:
         if self.up and subscription in self._subscriptions:
             subscription.inbox.put_nowait((subject, payload, reply))
 
@@ -141,7 +122,7 @@ class Broker:
             self.on_dead(stream, stored)
 
     def _to_dead_stream(self, stream: Stream, stored: Stored) -> None:
-        subject = f"dead.{stored.subject}"
+        subject = dead(stream.name, stored.sequence)
         self.stream_of(subject).store(subject, stored.payload, f"{stream.name}:{stored.sequence}")
 
 
@@ -157,7 +138,8 @@ class FakeBus:
         self._ordered = ordered
         self._subscriptions: list[Subscription] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._fetches: set[Fetch] = set()
+        self._fetches: list[Fetch] = []
+        self._closed = False
         self._work_link = Link()
         member = process.current()
         if member is not None:
@@ -180,55 +162,67 @@ class FakeBus:
             except StreamFull:
                 stored = False
             for delay_s in self._broker.wire.legs("stored", subject):
-                Link().carry(delay_s, _resolve, answer, stored)
+                Link().carry(delay_s, resolve, answer, stored)
 
         for delay_s in self._broker.wire.legs("publish", subject):
             self._work_link.carry(delay_s, store)
-        if not await _within(limits.PUBLISH_TIMEOUT_S, answer, "the stream did not acknowledge"):
+        if not await within(limits.PUBLISH_TIMEOUT_S, answer, "the stream did not acknowledge"):
             raise Overloaded(f"stream {stream.config.name} is full")
 
     async def pull(self, subjects: Sequence[str], batch: Callable[[], int]) -> AsyncIterator[Delivery]:
+        """In rounds, as the real one: each subject is asked for its share of the room until something arrives. What
+        comes after that is kept for the next round, or given back when there is no room for it."""
         process.check_alive()
-        pulled = Pulled(asyncio.Queue())
+        arrived: deque[FakeDelivery] = deque()
         try:
-            while True:
+            while not self._closed:
                 process.check_alive()
-                room = batch() - pulled.under_way
-                if room > 0 and self._broker.up:
-                    self._ask(subjects, room, pulled)
-                    wait_s = limits.PULL_WAIT_S
-                else:
-                    wait_s = limits.PULL_IDLE_S
-                for delivery in await pulled.take(wait_s):
-                    yield delivery
+                room = batch()
+                if room <= 0:
+                    await _give_back(arrived)
+                    await asyncio.sleep(limits.PULL_IDLE_S)
+                    continue
+                if not arrived:
+                    await self._round(subjects, room, arrived)
+                for _ in range(min(room, len(arrived))):
+                    yield arrived.popleft()
         finally:
-            self._end_fetch(pulled)
+            self._recall()
+            await _give_back(arrived)
 
-    def _ask(self, subjects: Sequence[str], room: int, pulled: Pulled) -> None:
-        """One pull request over all subjects, in place of the last one."""
-        self._end_fetch(pulled)
+    async def _round(self, subjects: Sequence[str], room: int, arrived: deque[FakeDelivery]) -> None:
+        news = asyncio.Event()
+        if self._broker.up:
+            for subject, share in zip(subjects, _shares(room, len(subjects)), strict=True):
+                self._ask(subject, share, arrived, news)
+        try:
+            async with asyncio.timeout(limits.PULL_WAIT_S):
+                await news.wait()
+        except TimeoutError:
+            pass
+        self._recall()
+
+    def _ask(self, subject: str, room: int, arrived: deque[FakeDelivery], news: asyncio.Event) -> None:
+        stream = self._broker.stream_of(subject)
+        consumer = stream.consumer(subject)
+
+        def arrive(delivery: FakeDelivery) -> None:
+            arrived.append(delivery)
+            news.set()
+
+        def give(stored: Stored, number: int) -> None:
+            delivery = FakeDelivery(self._broker, stream, consumer, stored, number)
+            for delay_s in self._broker.wire.legs("deliver", stored.subject)[:1]:
+                self._work_link.carry(delay_s, arrive, delivery)
+
         fetch = Fetch(room)
-        pulled.fetch = fetch
-        self._fetches.add(fetch)
-        for subject in subjects:
-            stream = self._broker.stream_of(subject)
-            consumer = stream.consumer(subject)
+        self._fetches.append(fetch)
+        stream.fetch(consumer, fetch, give)
 
-            def give(stored: Stored, number: int, stream: FakeStream = stream, consumer: Consumer = consumer) -> None:
-                delivery = FakeDelivery(self._broker, stream, consumer, stored, number)
-                pulled.under_way += 1
-                legs = self._broker.wire.legs("deliver", stored.subject)[:1]
-                if not legs:
-                    pulled.under_way -= 1
-                for delay_s in legs:
-                    self._work_link.carry(delay_s, pulled.arrived.put_nowait, delivery)
-
-            stream.fetch(consumer, fetch, give)
-
-    def _end_fetch(self, pulled: Pulled) -> None:
-        if pulled.fetch is not None:
-            pulled.fetch.open = False
-            self._fetches.discard(pulled.fetch)
+    def _recall(self) -> None:
+        for fetch in self._fetches:
+            fetch.open = False
+        self._fetches.clear()
 
     # -- core messages -----------------------------------------------------------------------------------------------
 
@@ -245,11 +239,11 @@ class FakeBus:
 
         def reply(answered: bytes) -> None:
             for delay_s in self._broker.wire.legs("reply", subject):
-                Link().carry(delay_s, _resolve, answer, answered)
+                Link().carry(delay_s, resolve, answer, answered)
 
         if self._broker.up and not self._broker.route(self._number, self._ordered, subject, payload, reply):
             raise Overloaded(f"nobody listens to {subject}")
-        answered: bytes = await _within(timeout_s, answer, f"no answer from {subject}")
+        answered: bytes = await within(timeout_s, answer, f"no answer from {subject}")
         return answered
 
     async def subscribe(
@@ -264,7 +258,10 @@ class FakeBus:
         self._tasks.add(task)
 
         async def unsubscribe() -> None:
+            """What had arrived is handled."""
             self._broker.discard(subscription)
+            subscription.inbox.put_nowait(None)
+            await asyncio.wait({task}, timeout=limits.DRAIN_TIMEOUT_S)
             task.cancel()
             await asyncio.wait({task})
             self._tasks.discard(task)
@@ -272,34 +269,44 @@ class FakeBus:
         return unsubscribe
 
     async def _serve_in_order(self, subscription: Subscription, handler: Handler) -> None:
-        while True:
-            await self._answer(handler, *await subscription.inbox.get())
+        while (message := await subscription.inbox.get()) is not None:
+            await self._answer(handler, *message)
 
     async def _serve_at_once(self, subscription: Subscription, handler: Handler) -> None:
-        room = asyncio.Semaphore(limits.HANDLERS_IN_FLIGHT_MAX)
+        places = asyncio.Semaphore(limits.HANDLERS_IN_FLIGHT_MAX)
 
-        async def answer(*message: Any) -> None:
+        async def answer(message: Message) -> None:
             try:
                 await self._answer(handler, *message)
             finally:
-                room.release()
+                places.release()
 
         async with asyncio.TaskGroup() as group:
-            while True:
-                message = await subscription.inbox.get()
-                await room.acquire()
-                group.create_task(answer(*message))
+            while (message := await subscription.inbox.get()) is not None:
+                await places.acquire()
+                group.create_task(answer(message), name=f"handler {message[0]}")
 
-    async def _answer(
-        self, handler: Handler, subject: str, payload: bytes, reply: Callable[[bytes], None] | None
-    ) -> None:
-        answered = await handler(subject, payload)
+    async def _answer(self, handler: Handler, subject: str, payload: bytes, reply: Reply | None) -> None:
+        """An error of the handler costs its message; one outside of the tree is a bug, and the loop is told of it."""
+        try:
+            answered = await handler(subject, payload)
+        except DeepServeError as error:
+            log.warning("message.refused", subject=subject, error=type(error).__name__, message=error.message)
+            return
+        except Exception as error:  # noqa: BLE001  as the real bus, which supervises its handlers
+            asyncio.get_running_loop().call_exception_handler({"message": f"handler of {subject}", "exception": error})
+            return
         if reply is not None and answered is not None and self._broker.up:
             reply(answered)
 
     async def close(self) -> None:
-        """Ends subscriptions and pulls."""
+        """Ends subscriptions and pulls; handlers finish. Idempotent."""
+        self._closed = True
         self._die()
+        for subscription in self._subscriptions:
+            subscription.inbox.put_nowait(None)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=limits.DRAIN_TIMEOUT_S)
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -312,63 +319,18 @@ class FakeBus:
             fetch.open = False
 
 
-class FakeDelivery:
-    """`contracts.ports.Delivery`: a loan of the stream's. `ack` may be lost on its way there or back."""
+async def _give_back(arrived: deque[FakeDelivery]) -> None:
+    while arrived:
+        await arrived.popleft().nak(0.0)
 
-    def __init__(self, broker: Broker, stream: FakeStream, consumer: Consumer, stored: Stored, number: int) -> None:
-        self.payload = stored.payload
-        self.subject = stored.subject
-        self.number = number
-        self._broker = broker
-        self._stream = stream
-        self._consumer = consumer
-        self._sequence = stored.sequence
 
-    async def ack(self) -> None:
-        process.check_alive()
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def remove() -> None:
-            self._stream.remove(self._sequence)
-            self._carry("acked", _resolve, done, None)
-
-        self._carry("ack", remove)
-        await _within(limits.ACK_TIMEOUT_S, done, "the acknowledgement was not confirmed")
-
-    async def nak(self, delay_s: float) -> None:
-        process.check_alive()
-        self._carry("nak", self._stream.nak, self._consumer, self._sequence, self.number, delay_s)
-
-    async def in_progress(self) -> None:
-        process.check_alive()
-        self._carry("progress", self._stream.progress, self._consumer, self._sequence)
-
-    async def drop(self) -> None:
-        process.check_alive()
-        self._carry("drop", self._stream.remove, self._sequence)
-
-    def _carry(self, kind: str, call: Callable[..., object], *args: Any) -> None:
-        def arrive() -> None:
-            if self._broker.up:
-                call(*args)
-
-        for delay_s in self._broker.wire.legs(kind, self.subject):
-            Link().carry(delay_s, arrive)
+def _shares(room: int, subjects: int) -> list[int]:
+    """Room over subjects; each may fill it where there is less room than subjects."""
+    if room < subjects:
+        return [room] * subjects
+    return [room // subjects + (1 if i < room % subjects else 0) for i in range(subjects)]
 
 
 def _check_size(payload: bytes) -> None:
     if len(payload) > limits.MESSAGE_BYTES_MAX:
         raise InvalidRequest(f"a message of {len(payload)} bytes, at most {limits.MESSAGE_BYTES_MAX}")
-
-
-def _resolve(future: asyncio.Future[Any], result: Any) -> None:
-    if not future.done():
-        future.set_result(result)
-
-
-async def _within(timeout_s: float, answer: asyncio.Future[Any], failure: str) -> Any:
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await answer
-    except TimeoutError as error:
-        raise DeadlineExceeded(failure) from error

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from shared.contracts.errors import BlockMiss, DeadlineExceeded, DeepServeError, Overloaded
 from shared.contracts.ports import ObjectInfo, Space
-from tests.fakes.wire import CALM, Link, Wire
+from tests.fakes.wire import CALM, Link, Wire, resolve
 from tests.sim import process
 
 Operation = Literal["put", "get", "delete"]
@@ -134,7 +134,7 @@ class MemoryStore:
             if fate.applied:
                 effect()
             for delay_s in self._disk.wire.legs("answer", name):
-                Link().carry(delay_s, _resolve, done)
+                Link().carry(delay_s, resolve, done, None)
 
         for delay_s in self._disk.wire.legs("call", name):
             Link().carry(delay_s + fate.delay_s, act)
@@ -149,8 +149,3 @@ class MemoryStore:
 
 class _Unreachable(Exception):
     pass
-
-
-def _resolve(done: asyncio.Future[None]) -> None:
-    if not done.done():
-        done.set_result(None)

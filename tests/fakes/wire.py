@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from shared.contracts.errors import DeadlineExceeded
 from tests.sim.process import OUTSIDE
 
 
@@ -72,3 +73,17 @@ class Link:
             OUTSIDE.copy().run(call, *args)
         else:
             loop.call_at(due_s, call, *args, context=OUTSIDE.copy())
+
+
+def resolve(future: asyncio.Future[Any], result: Any) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+async def within(timeout_s: float, answer: asyncio.Future[Any], failure: str) -> Any:
+    """Raises DeadlineExceeded(failure)."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await answer
+    except TimeoutError as error:
+        raise DeadlineExceeded(failure) from error
