@@ -76,7 +76,34 @@ DEAD: Final = Stream(
     dedup="stream:sequence",
     dead_end=None,
 )
-STREAMS: Final = (PREFILL, DECODE, DEAD)
+ADVISORIES: Final = Stream(
+    name="ADVISORIES",
+    subjects=("$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.>",),
+    retention="workqueue",
+    messages_max=10_000,
+    bytes_max=16 * 2**20,
+    age_max_s=7 * 86_400,
+    duplicate_window_s=limits.WORK_DUPLICATE_WINDOW_S,
+    ack_wait_s=limits.WORK_ACK_WAIT_S,
+    deliveries_max=limits.ADVISORY_DELIVERIES_MAX,
+    dedup="published by JetStream itself",
+    dead_end=None,
+)
+"""JetStream's word that a message used up its deliveries: a core message, lost unless a stream captures it."""
+STREAMS: Final = (PREFILL, DECODE, DEAD, ADVISORIES)
+
+
+def stream_of(subject: str) -> Stream:
+    """The stream that holds `subject`, which has no wildcards. Raises ValueError when none does."""
+    for stream in STREAMS:
+        if any(subject.startswith(pattern.removesuffix(">")) for pattern in stream.subjects):
+            return stream
+    raise ValueError(f"no stream holds {subject}")
+
+
+def dead(stream: str, sequence: int) -> str:
+    """Where the message with this number of a work stream lies when nobody could finish it."""
+    return f"dead.{token(stream)}.{sequence}"
 
 
 def work_any(role: Role, model: str) -> str:
