@@ -1,0 +1,67 @@
+"""Every refusal in DeepSeek's body shape, whatever raised it (reference, rows 52 to 58)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from shared.contracts import errors, limits
+from shared.contracts.errors import DeepServeError, InternalError, UnprocessableRequest
+
+_STATUS_TYPES = {404: "not_found_error", 405: "invalid_request_error"}
+
+
+def public(error: DeepServeError) -> DeepServeError:
+    """What the client may read: our own faults are told in the log, not to the client."""
+    if error.status >= 500 and not error.retryable:
+        return InternalError("The server had an error while processing your request. Please retry.")
+    return error
+
+
+def body_of(error: DeepServeError) -> bytes:
+    return orjson.dumps(errors.http_body(public(error)))
+
+
+def response_of(error: DeepServeError) -> Response:
+    """Retry-After where a retry can help."""
+    headers = {}
+    if error.retryable:
+        headers["retry-after"] = str(error.retry_after_s or limits.RETRY_AFTER_S)
+    return Response(body_of(error), status_code=error.status, headers=headers, media_type="application/json")
+
+
+async def on_tree_error(request: Request, error: Exception) -> Response:
+    """Handler of DeepServeError."""
+    return response_of(error if isinstance(error, DeepServeError) else InternalError(str(error)))
+
+
+async def on_http_error(request: Request, error: Exception) -> Response:
+    """Handler of the framework's own refusals: no such path, no such method."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    detail = str(error.detail) if isinstance(error, HTTPException) else "Internal Server Error"
+    headers = getattr(error, "headers", None)
+    return Response(_body(detail, status), status_code=status, headers=headers, media_type="application/json")
+
+
+async def on_validation_error(request: Request, error: Exception) -> Response:
+    """Handler of the framework's validation."""
+    return response_of(UnprocessableRequest(f"Failed to deserialize the JSON body into the target type: {error}"))
+
+
+async def on_bug(request: Request, error: Exception) -> Response:
+    """Handler of everything else; the server logs it with its traceback."""
+    return response_of(InternalError(str(error)))
+
+
+def _body(message: str, status: int) -> bytes:
+    fields: dict[str, Any] = {
+        "message": message,
+        "type": _STATUS_TYPES.get(status, "invalid_request_error" if status < 500 else "internal_error"),
+        "param": None,
+        "code": "invalid_request_error" if status < 500 else "internal_error",
+    }
+    return orjson.dumps({"error": fields})
