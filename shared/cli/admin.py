@@ -40,7 +40,7 @@ def _create_account(client: AdminClient, options: argparse.Namespace) -> None:
 
 
 def _list_accounts(client: AdminClient, options: argparse.Namespace) -> None:
-    accounts = client.accounts()
+    accounts = list(client.accounts())
     if options.as_json:
         _say_json(accounts)
     for account in [] if options.as_json else accounts:
@@ -63,8 +63,8 @@ def _list_keys(client: AdminClient, options: argparse.Namespace) -> None:
     if options.as_json:
         _say_json(keys)
     for key in [] if options.as_json else keys:
-        state = "revoked" if key.get("revoked") else "active"
-        _say(f"{key['id']}  …{key.get('hint', '')}  {key.get('traffic_class') or 'any traffic'}  {state}")
+        state = "revoked" if key["revoked"] else "active"
+        _say(f"{key['id']}  sk-…{key['hint']}  {key['traffic_class'] or 'agent or chat'}  {state}")
 
 
 def _revoke_key(client: AdminClient, options: argparse.Namespace) -> None:
@@ -83,7 +83,10 @@ ACTIONS = {
 
 
 def _account_line(account: dict[str, Any]) -> str:
-    return "  ".join(f"{name} {value}" for name, value in account.items() if name != "id" and value is not None)
+    money = f"{account['total_balance']} {account['currency']}"
+    parts = f"topped up {account['topped_up_balance']}, granted {account['granted_balance']}"
+    kind = "paid" if account["paid"] else "trial"
+    return f"{account['name']}  {kind}  {money} ({parts})  held {account['held']}  spent {account['spent']}"
 
 
 def _say(text: object) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Iterator
 from typing import Any, Final, Self
+from urllib.parse import quote
 
 import httpx2
 
@@ -34,26 +36,29 @@ class AdminClient:
         """`money`: any of currency, credit, grant, as decimal strings of whole units."""
         return dict(self._send("POST", "/accounts", {"name": name, **money}, idempotency_key=idempotency_key))
 
-    def accounts(self) -> list[dict[str, Any]]:
-        return self._list("/accounts", "accounts")
+    def accounts(self) -> Iterator[dict[str, Any]]:
+        """All of them in order of creation, page by page."""
+        query = ""
+        while True:
+            page = self._send("GET", f"/accounts{query}", None)
+            yield from page["accounts"]
+            if page["next"] is None:
+                return
+            query = f"?after={quote(page['next'])}"
 
     def credit(self, account: str, amount: str, kind: str) -> dict[str, Any]:
         """`kind`: topped_up (makes the account paid) or granted."""
-        return dict(self._send("POST", f"/accounts/{account}/credits", {"amount": amount, "kind": kind}))
+        return dict(self._send("POST", f"/accounts/{quote(account)}/credits", {"amount": amount, "kind": kind}))
 
     def create_key(self, account: str, traffic_class: str | None) -> dict[str, Any]:
         body = {"traffic_class": traffic_class} if traffic_class else {}
-        return dict(self._send("POST", f"/accounts/{account}/keys", body))
+        return dict(self._send("POST", f"/accounts/{quote(account)}/keys", body))
 
     def keys(self, account: str) -> list[dict[str, Any]]:
-        return self._list(f"/accounts/{account}/keys", "keys")
+        return list(self._send("GET", f"/accounts/{quote(account)}/keys", None)["keys"])
 
     def revoke_key(self, key: str) -> None:
-        self._send("DELETE", f"/keys/{key}", None)
-
-    def _list(self, path: str, name: str) -> list[dict[str, Any]]:
-        found = self._send("GET", path, None)
-        return list(found[name] if isinstance(found, dict) else found)
+        self._send("DELETE", f"/keys/{quote(key)}", None)
 
     def _send(self, method: str, path: str, body: dict[str, Any] | None, *, idempotency_key: str | None = None) -> Any:
         headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())} if method == "POST" else {}

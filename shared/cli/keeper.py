@@ -13,7 +13,7 @@ from pathlib import Path
 from shared.cli import probe
 from shared.cli.backoff import Backoff
 from shared.cli.instance import ProcessState, State
-from shared.cli.process import ChildProcess, describe_exit, note, spawn, tail
+from shared.cli.process import ChildProcess, describe_exit, note, size_of, spawn, tail
 from shared.contracts import limits
 
 
@@ -41,6 +41,7 @@ class ServiceKeeper:
         self._say = say
         self._child: ChildProcess | None = None
         self._port: int | None = None
+        self._log_start = size_of(spec.log)
         self._pins: dict[str, str] = {}
         self._restarts = 0
         self._last_exit: str | None = None
@@ -164,4 +165,5 @@ class ServiceKeeper:
         )
 
     def tail(self) -> str:
-        return tail(self.spec.log)
+        """The end of what its lives under this supervisor have written."""
+        return tail(self.spec.log, since=self._log_start)

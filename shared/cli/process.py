@@ -146,12 +146,20 @@ def rotate(log: Path) -> bool:
     return True
 
 
-def tail(log: Path, lines: int = limits.LOG_TAIL_LINES) -> str:
-    """The last lines of a log, "" when there is none. Reads at most a block of the file's end."""
+def size_of(log: Path) -> int:
+    """In bytes; 0 when there is none."""
+    try:
+        return log.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def tail(log: Path, lines: int = limits.LOG_TAIL_LINES, *, since: int = 0) -> str:
+    """The last lines of a log after its first `since` bytes, "" when there is none. Reads the file's end only."""
     try:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - lines * 4096))
+            file.seek(max(0, min(since, size), size - lines * 4096))
             text = file.read().decode(errors="replace")
     except FileNotFoundError:
         return ""

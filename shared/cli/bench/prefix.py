@@ -34,7 +34,10 @@ ANSWER_TOKENS: Final = 4
 HIT_ATTEMPTS_MAX: Final = 5
 """The first tries of a hit may come before the miss's last block was committed; they are not counted."""
 HIT_RETRY_S: Final = 0.2
-PARTS: Final = ("tag", "hold", "queue", "lookup", "read", "compute", "delivery", "handoff")
+PARTS: Final = (
+    *("tag", "prepare", "queue", "hold", "worker_queue"),
+    *("lookup", "read", "compute", "delivery", "handoff"),
+)
 
 
 @dataclass
