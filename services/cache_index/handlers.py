@@ -12,7 +12,7 @@ import structlog
 
 from services.cache_index import lookup, policy
 from services.cache_index.repository import BlockRepository, Committer, Put
-from shared.contracts import limits
+from shared.contracts import limits, subjects
 from shared.contracts.block import KEY_BYTES, PUT_ID_BYTES
 from shared.contracts.errors import ClaimRefused, InvalidRequest
 from shared.contracts.ids import NamespaceId
@@ -26,8 +26,9 @@ from shared.contracts.messages import (
     LookupReply,
     Touch,
 )
-from shared.contracts.ports import Clock
+from shared.contracts.ports import Bus, Clock
 from shared.contracts.tag import GrantClaims
+from shared.runtime import rpc
 
 log = structlog.get_logger()
 
@@ -103,6 +104,16 @@ class IndexHandlers:
             policy.touch_below_s(now_s, grant.retention_s),
         )
         return Done()
+
+
+async def serve(bus: Bus, handlers: IndexHandlers) -> list[Callable[[], Awaitable[None]]]:
+    """Answers the index's subjects, as one of its queue group. Returns the unsubscribes."""
+    queue = subjects.INDEX_QUEUE
+    return [
+        await rpc.serve(bus, subjects.INDEX_LOOKUP, Lookup, handlers.lookup, queue),
+        await rpc.serve(bus, subjects.INDEX_COMMIT, Commit, handlers.commit, queue),
+        await rpc.serve(bus, subjects.INDEX_TOUCH, Touch, handlers.touch, queue),
+    ]
 
 
 def _refuse_unless(allowed: bool, why: str) -> None:

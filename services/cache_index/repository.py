@@ -7,7 +7,8 @@ Rows are locked in the order of their keys everywhere, so that writers of one pr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -15,6 +16,8 @@ from typing import Any, Final
 import asyncpg
 
 from services.cache_index.lookup import Rows
+from shared.contracts import limits
+from shared.contracts.errors import Overloaded
 from shared.contracts.ids import AccountId, NamespaceId, RequestId
 from shared.contracts.messages import BlockRef, CommitBlock
 from shared.contracts.tag import TrafficClass
@@ -81,10 +84,19 @@ class BlockRepository:
     def __init__(self, pool: asyncpg.Pool[Any]) -> None:
         self._pool = pool
 
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Any]:
+        """Postgres' troubles as errors of the tree: Overloaded, whatever they are, since a lookup is then a miss."""
+        try:
+            async with self._pool.acquire(timeout=limits.INDEX_STATEMENT_TIMEOUT_S) as connection:
+                yield connection
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+            raise Overloaded(f"the index's database: {type(error).__name__}") from error
+
     async def find(self, wanted: dict[NamespaceId, list[bytes]], now_s: float, not_by: RequestId) -> Rows:
         """Unexpired rows of the wanted keys, of each namespace its own, that `not_by` did not commit itself."""
         rows: dict[tuple[NamespaceId, bytes], bytes] = {}
-        async with self._pool.acquire() as connection:
+        async with self._connection() as connection:
             for namespace, keys in wanted.items():
                 for key, put_id in await connection.fetch(_FIND, namespace, keys, _when(now_s), not_by):
                     rows[namespace, key] = put_id
@@ -98,7 +110,7 @@ class BlockRepository:
         Returns the put id that holds each key now, and the objects of replaced rows, which the caller deletes.
         """
         keys = sorted({block.key for block in blocks})
-        async with self._pool.acquire() as connection, connection.transaction():
+        async with self._connection() as connection, connection.transaction():
             replaced = await connection.fetch(_TAKE_EXPIRED, by.namespace, keys, _when(now_s))
             await connection.execute(
                 _INSERT,
@@ -121,13 +133,13 @@ class BlockRepository:
         wanted: dict[NamespaceId, list[bytes]] = {}
         for ref in refs:
             wanted.setdefault(ref.namespace, []).append(ref.key)
-        async with self._pool.acquire() as connection:
+        async with self._connection() as connection:
             for namespace in sorted(wanted):
                 keys = sorted(wanted[namespace])
                 await connection.execute(_TOUCH, namespace, keys, _when(expires_s), _when(now_s), _when(below_s))
 
     async def take_expired(self, now_s: float, rows_max: int) -> list[Put]:
         """Deletes at most `rows_max` expired rows, the longest expired first; the caller deletes their objects."""
-        async with self._pool.acquire() as connection:
+        async with self._connection() as connection:
             taken = await connection.fetch(_SWEEP, _when(now_s), rows_max)
         return [Put(row["key"], row["put_id"]) for row in taken]

@@ -24,7 +24,8 @@ log = structlog.get_logger()
 class Sweeper:
     """Run by one owned task; each sweep is bounded, so that a great backlog cannot starve lookups."""
 
-    def __init__(self, repository: BlockRepository, store: BlockStore, clock: Clock) -> None:
+    def __init__(self, repository: BlockRepository, store: BlockStore, clock: Clock, *, interval_s: float) -> None:
+        self._interval_s = interval_s
         self._repository = repository
         self._store = store
         self._clock = clock
@@ -40,7 +41,7 @@ class Sweeper:
                     handoffs_due_s = self._clock.monotonic_s() + limits.HANDOFF_SWEEP_INTERVAL_S
             except DeepServeError as error:
                 log.warning("sweep.failed", error=error.message)
-            await asyncio.sleep(limits.SWEEP_INTERVAL_S)
+            await asyncio.sleep(self._interval_s)
 
     async def sweep_rows(self) -> int:
         """Deletes expired rows and their objects; returns how many rows."""

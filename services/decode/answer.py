@@ -30,6 +30,8 @@ class Answer:
         indexed: AbstractSet[int],
     ) -> None:
         self.device_s = 0.0
+        self.tokens: list[int] = []
+        """Drawn since this answer came into the engine."""
         self.finished: asyncio.Future[FinishReason] = asyncio.get_running_loop().create_future()
         self._stream = stream
         self._emitter = emitter
@@ -41,21 +43,18 @@ class Answer:
         self._indexed = indexed
 
     def on_produced(self, produced: Produced, device_s: float) -> None:
-        """The last token's `finish` is not said here: it waits for the row of the last block (`say_finish`)."""
+        """The last token's `finish` is not said here: it waits for the row of the last block."""
         self.device_s += device_s
         if self.finished.done() or self._stream.ended.done():
             return
         if produced.tokens:
+            self.tokens.extend(produced.tokens)
             self._emitter.emit(self._stream, produced.first, produced.tokens, produced.logprobs)
         if self._pool:
             self._chain.extend(produced.tokens)
             self._begin_writes(produced.computed)
         if produced.finish is not None:
             self.finished.set_result(produced.finish)
-
-    async def say_finish(self, reason: FinishReason) -> None:
-        self._emitter.emit(self._stream, self._stream.log.next_index, finish=reason)
-        await self._emitter.flush()
 
     def _begin_writes(self, computed: int) -> None:
         full = min(computed // self._block_tokens, len(self._chain.keys))

@@ -10,6 +10,7 @@ import structlog
 
 from services.decode.adopt import Adopted, adopt
 from services.decode.answer import Answer
+from services.decode.room import pages_promised
 from shared.contracts import limits
 from shared.contracts.block import unpack_tokens
 from shared.contracts.errors import DeepServeError, OutOfPages
@@ -22,7 +23,7 @@ from shared.worker.chain import KeyChain
 from shared.worker.emitter import Ending, TokenStream
 from shared.worker.endings import final_ending
 from shared.worker.floor import Floor
-from shared.worker.race import unless
+from shared.worker.race import first_of, unless
 from shared.worker.targets import PoolTarget
 
 log = structlog.get_logger()
@@ -44,24 +45,21 @@ class DecodeSession:
         self._attempt = attempt
         self._work = attempt.work
         self._stream = stream
-        self._answer: Answer | None = None
+        self.device_s = 0.0
         self._known = self._known_tokens(reply)
         self._writes = SequenceWrites(floor.writer, self._work.request, floor.block_tokens, floor.spawn)
-
-    @property
-    def device_s(self) -> float:
-        return self._answer.device_s if self._answer else 0.0
 
     async def run(self) -> Ending:
         """Never raises an error of the tree: the client is told, and the ending says what is paid."""
         try:
-            async with AsyncExitStack() as stack:
-                return await self._run(stack)
+            self._floor.check_revoked(self._attempt.grant)
+            reason = self._finished_already()
+            if reason is not None:
+                return await self._say_finish(reason)
+            return await self._run()
         except OutOfPages as error:
             log.warning("pages.missed", request=self._work.request, error=error.message)
-            self._floor.emitter.emit(self._stream, self._stream.log.next_index, finish="insufficient_system_resource")
-            await self._floor.emitter.flush()
-            return await final_ending(self._floor.bus, self._floor.worker, self._stream)
+            return await self._say_finish("insufficient_system_resource")
         except DeepServeError as error:
             log.warning("decode.failed", request=self._work.request, error=error.message)
             self._floor.emitter.fail(self._stream, error)
@@ -78,25 +76,34 @@ class DecodeSession:
         self._stream.log.acknowledge(len(delivered))
         return known
 
-    async def _run(self, stack: AsyncExitStack) -> Ending:
+    async def _run(self) -> Ending:
+        """Into the engine and out of it; again, with everything that is known, when pages ran short meanwhile."""
+        preemptions = 0
+        while True:
+            async with AsyncExitStack() as stack:
+                answer = await unless(self._stream.ended, self._start(stack, whole=preemptions > 0))
+                if answer is None:
+                    return self._stream.ended.result()
+                ending = await self._follow(answer, may_return=preemptions < limits.PREEMPTIONS_MAX)
+            if ending is not None:
+                return ending
+            preemptions += 1
+            self._known += answer.tokens
+            self._floor.counters.add("answer.preempted")
+            log.info("answer.preempted", request=self._work.request, tokens=len(self._known))
+
+    async def _follow(self, answer: Answer, *, may_return: bool) -> Ending | None:
+        """Until the answer ends; None when it left the engine for want of pages and may come back."""
         ended = self._stream.ended
-        self._floor.check_revoked(self._attempt.grant)
-        reason = self._finished_already()
-        if reason is not None:
-            self._floor.emitter.emit(self._stream, self._stream.log.next_index, finish=reason)
-            await self._floor.emitter.flush()
-            return await final_ending(self._floor.bus, self._floor.worker, self._stream)
-        answer = await unless(ended, self._start(stack))
-        if answer is None:
-            return ended.result()
-        await asyncio.wait(
-            {ended, answer.finished},
-            timeout=self._attempt.seconds_left(self._floor.clock.now_s()),
-            return_when=asyncio.FIRST_COMPLETED,
-        )
-        if ended.done():
-            return ended.result()
-        return await self._finish(answer)
+        try:
+            await first_of(ended, answer.finished, timeout_s=self._attempt.seconds_left(self._floor.clock.now_s()))
+            if ended.done():
+                return ended.result()
+            if may_return and answer.finished.done() and answer.finished.result() == "insufficient_system_resource":
+                return None
+            return await self._finish(answer)
+        finally:
+            self.device_s += answer.device_s
 
     def _finished_already(self) -> FinishReason | None:
         """An earlier try may have said the last token and died before the gateway named the final count."""
@@ -104,11 +111,11 @@ class DecodeSession:
             return "stop"
         return "length" if len(self._known) >= self._attempt.answer_max(self._floor.profile) else None
 
-    async def _start(self, stack: AsyncExitStack) -> Answer:
+    async def _start(self, stack: AsyncExitStack, *, whole: bool) -> Answer:
         """Waits for room, reads the handoff, brings the sequence into the engine with every token that is known."""
         floor, attempt = self._floor, self._attempt
         answer_max = attempt.answer_max(floor.profile)
-        pages = -(-(len(attempt.prompt) + answer_max) // floor.block_tokens)
+        pages = pages_promised(len(attempt.prompt), len(self._known), answer_max, floor.block_tokens, whole=whole)
         await stack.enter_async_context(floor.pages.hold(pages, attempts.patience_s(attempt, floor.clock.now_s())))
         chain = KeyChain(attempt.grant.namespace, floor.fingerprint, floor.block_tokens)
         tokens = [*attempt.prompt, *self._known]
@@ -117,7 +124,6 @@ class DecodeSession:
         async with self._adopting:
             adopted = await adopt(floor, attempt)
             answer = self._make_answer(adopted, chain)
-            self._answer = answer
             floor.router.attach(self._work.request, adopted.loaded_tokens, answer.on_produced)
             stack.push_async_callback(self._leave)
             await floor.engine.add(
@@ -162,9 +168,12 @@ class DecodeSession:
         if not answer.finished.done():
             # The request's deadline came before its last token; nothing is said after this word.
             answer.finished.set_result("insufficient_system_resource")
-        await answer.say_finish(answer.finished.result())
         ending, _ = await asyncio.gather(
-            final_ending(self._floor.bus, self._floor.worker, self._stream),
-            self._writes.wait(limits.BLOCK_WRITE_TIMEOUT_S),
+            self._say_finish(answer.finished.result()), self._writes.wait(limits.BLOCK_WRITE_TIMEOUT_S)
         )
         return ending
+
+    async def _say_finish(self, reason: FinishReason) -> Ending:
+        self._floor.emitter.emit(self._stream, self._stream.log.next_index, finish=reason)
+        await self._floor.emitter.flush()
+        return await final_ending(self._floor.bus, self._floor.worker, self._stream)

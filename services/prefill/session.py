@@ -25,7 +25,7 @@ from shared.worker.chain import KeyChain
 from shared.worker.emitter import Ending, TokenStream
 from shared.worker.endings import final_ending
 from shared.worker.floor import Floor
-from shared.worker.race import unless
+from shared.worker.race import first_of, unless
 from shared.worker.targets import HandoffTarget, PoolTarget
 
 log = structlog.get_logger()
@@ -102,11 +102,7 @@ class PrefillSession:
         prompt = await unless(ended, self._start(stack))
         if prompt is None:
             return Ended(ended.result(), ran=False)
-        await asyncio.wait(
-            {ended, prompt.first},
-            timeout=self._attempt.seconds_left(self._floor.clock.now_s()),
-            return_when=asyncio.FIRST_COMPLETED,
-        )
+        await first_of(ended, prompt.first, timeout_s=self._attempt.seconds_left(self._floor.clock.now_s()))
         if ended.done():
             return Ended(ended.result(), ran=True)
         if not prompt.first.done():

@@ -144,6 +144,8 @@ NAMESPACE_KEYS_MAX: Final = 4_096
 """Namespace keys that a worker remembers at once."""
 
 # -- cache_index -----------------------------------------------------------------------------------------------------
+INDEX_CONNECTIONS_MAX: Final = 8
+INDEX_STATEMENT_TIMEOUT_S: Final = 5.0
 LOOKUP_STRETCH_KEYS: Final = 64
 """Keys in the first query of a lookup; each next stretch is twice as long, so that a miss costs one small query."""
 COMMIT_BLOCKS_MAX: Final = 1_024
@@ -178,6 +180,8 @@ ADMIN_BODY_BYTES_MAX: Final = 64 * 1024
 # -- runtime ---------------------------------------------------------------------------------------------------------
 SERVICE_DRAIN_S: Final = 25.0
 """From the signal to stop until what still runs is cancelled; below STOP_TIMEOUT_S, above WORKER_GRACE_S."""
+CLOSE_TIMEOUT_S: Final = 6.0
+"""For one adapter to close when the process ends; longer than DRAIN_TIMEOUT_S, which the bus needs."""
 STATEMENT_BYTES_MAX: Final = 16_384
 """A tag or grant as text; what is longer is refused before any arithmetic."""
 STATEMENTS_VERIFIED_MAX: Final = 8_192

@@ -100,10 +100,8 @@ class SequenceWrites:
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def begin(self, position: int, key: bytes, targets: Sequence[Target], tokens: int | None = None) -> None:
-        """`tokens`: fewer than a whole block for a tail. A position is begun once."""
-        if position in self._tasks:
-            raise ValueError(f"block {position} is on its way already")
-        if targets:
+        """`tokens`: fewer than a whole block for a tail. A position is begun once; again changes nothing."""
+        if targets and position not in self._tasks:
             self._tasks[position] = self._spawn(self._write(position, tokens or self._block_tokens, key, targets))
 
     async def wait(self, timeout_s: float) -> None:

@@ -53,6 +53,7 @@ class EngineLoop:
         self._ahead = 0
         self._stopped = False
         self._pages_free = engine.pages_free()
+        self._present: set[RequestId] = set()
         self._steps: asyncio.Queue[Step] = asyncio.Queue()
 
     @property
@@ -76,7 +77,7 @@ class EngineLoop:
 
     async def add(self, spec: SequenceSpec) -> None:
         """Raises OutOfPages, InvalidRequest, BlockMiss as the engine's `add` does."""
-        await self._urgently(spec.request, lambda: self._engine.add(spec), wakes=True)
+        await self._submit(self._urgent, _Command(spec.request, lambda: self._add(spec), wakes=True))
 
     async def remove(self, request: RequestId) -> None:
         """Idempotent. Exports of this request that have not begun fail with BlockMiss(removed)."""
@@ -86,11 +87,12 @@ class EngineLoop:
         for command in dropped:
             if command.future.set_running_or_notify_cancel():
                 command.future.set_exception(BlockMiss("removed", "its sequence left the engine"))
-        await self._urgently(request, lambda: self._engine.remove(request), wakes=False)
+        # Pages that came free may let a starved sequence go on.
+        await self._submit(self._urgent, _Command(request, lambda: self._remove(request), wakes=True))
 
     async def export(self, request: RequestId, block: int, tokens: int) -> bytes:
         """A copy of the first `tokens` positions of a block. Raises BlockMiss(removed)."""
-        command = _Command(request, lambda: self._engine.export(request, block, tokens), wakes=False)
+        command = _Command(request, lambda: self._export(request, block, tokens), wakes=False)
         payload = await self._submit(self._exports, command)
         if not isinstance(payload, bytes):
             raise InternalError("an export is bytes")
@@ -104,9 +106,6 @@ class EngineLoop:
             with self._condition:
                 self._ahead -= 1
                 self._condition.notify()
-
-    async def _urgently(self, request: RequestId, call: Callable[[], None], *, wakes: bool) -> None:
-        await self._submit(self._urgent, _Command(request, call, wakes))
 
     async def _submit(self, queue: deque[_Command], command: _Command) -> Any:
         with self._condition:
@@ -162,6 +161,19 @@ class EngineLoop:
             if not done:
                 command.future.set_exception(InternalError("the engine broke"))
         return command.wakes
+
+    def _add(self, spec: SequenceSpec) -> None:
+        self._engine.add(spec)
+        self._present.add(spec.request)
+
+    def _remove(self, request: RequestId) -> None:
+        self._present.discard(request)
+        self._engine.remove(request)
+
+    def _export(self, request: RequestId, block: int, tokens: int) -> bytes:
+        if request not in self._present:
+            raise BlockMiss("removed", "its sequence left the engine")
+        return self._engine.export(request, block, tokens)
 
     def _step(self, loop: asyncio.AbstractEventLoop) -> bool:
         started_s = time.perf_counter()

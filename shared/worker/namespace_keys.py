@@ -40,6 +40,15 @@ class NamespaceKeys:
             asking.add_done_callback(lambda task: self._answered(namespace, task))
         return await asyncio.shield(asking)
 
+    async def close(self) -> None:
+        """Forgets every key; questions under way are given up."""
+        self._known.clear()
+        asking = set(self._asking.values())
+        for task in asking:
+            task.cancel()
+        if asking:
+            await asyncio.wait(asking)
+
     async def _ask(self, grant: str, namespace: NamespaceId) -> bytes:
         query = NamespaceKeyQuery(grant=grant, namespace=namespace)
         reply = await rpc.call(self._bus, subjects.BILLING_NAMESPACE_KEY, query, NamespaceKeyReply)

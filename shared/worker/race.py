@@ -22,3 +22,8 @@ async def unless(ended: asyncio.Future[Any], work: Coroutine[Any, Any, T]) -> T 
             task.cancel()
             await asyncio.wait({task})
     return None if task.cancelled() else task.result()
+
+
+async def first_of(*events: asyncio.Future[Any], timeout_s: float) -> None:
+    """Until one of `events` has come, at most `timeout_s`; the caller looks which."""
+    await asyncio.wait(events, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,7 @@
 """Taking work: pulls deliveries within the worker's capacity, runs each in its own task, drains.
 
-A task that is stopped gives its delivery back, so that another worker has it at once. An error that is none of the
-tree's is a bug: it ends the worker, and what it held is delivered again.
+A task that is stopped gives its delivery back, so that another worker has it at once. A bug in one request's handling
+costs that request its try and nobody else anything; after the last delivery it is buried.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
-from shared.contracts import limits
 from shared.contracts.errors import DeepServeError
 from shared.contracts.ports import Bus, Delivery
+from shared.runtime.service import as_internal_error
 
 log = structlog.get_logger()
 
@@ -26,12 +26,14 @@ class WorkLoop:
         bus: Bus,
         subjects: Sequence[str],
         capacity: int,
+        grace_s: float,
         handle: Callable[[Delivery], Awaitable[None]],
     ) -> None:
         self.capacity = capacity
         self.draining = False
         self._bus = bus
         self._subjects = subjects
+        self._grace_s = grace_s
         self._handle = handle
         self._running: set[asyncio.Task[None]] = set()
 
@@ -40,7 +42,7 @@ class WorkLoop:
         return len(self._running)
 
     async def run(self, drain: asyncio.Event) -> None:
-        """Works until `drain` is set, then finishes what runs within limits.WORKER_GRACE_S and gives the rest back."""
+        """Works until `drain` is set, then finishes what runs within `grace_s` and gives the rest back."""
         async with asyncio.TaskGroup() as group:
             pulling = group.create_task(self._pull(group), name="pull")
             await drain.wait()
@@ -49,7 +51,7 @@ class WorkLoop:
             pulling.cancel()
             await asyncio.wait({pulling})
             if self._running:
-                await asyncio.wait(set(self._running), timeout=limits.WORKER_GRACE_S)
+                await asyncio.wait(set(self._running), timeout=self._grace_s)
             for task in set(self._running):
                 task.cancel()
 
@@ -61,7 +63,7 @@ class WorkLoop:
 
     async def _work(self, delivery: Delivery) -> None:
         try:
-            await self._handle(delivery)
+            await as_internal_error(self._handle(delivery))
         except asyncio.CancelledError:
             await _give_back(delivery)
             raise
