@@ -29,6 +29,8 @@ log = structlog.get_logger()
 Reply = Callable[[bytes], None]
 Message = tuple[str, bytes, Reply | None]
 """(subject, payload, how to reply)."""
+RECALL_S: Final = 0.0005
+"""Until the server has taken pull requests back, and the worker is asked for its room again."""
 Handler = Callable[[str, bytes], Awaitable[bytes | None]]
 
 
@@ -186,6 +188,7 @@ class FakeBus:
                     await self._round(subjects, room, arrived)
                 for _ in range(min(room, len(arrived))):
                     yield arrived.popleft()
+                await asyncio.sleep(RECALL_S)
         finally:
             self._recall()
             await _give_back(arrived)

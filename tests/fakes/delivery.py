@@ -36,7 +36,7 @@ class FakeDelivery:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def remove() -> None:
-            self._stream.remove(self._sequence)
+            self._stream.done(self._consumer, self._sequence)
             self._carry("acked", resolve, done, None)
 
         self._carry("ack", remove)
@@ -56,7 +56,7 @@ class FakeDelivery:
     async def drop(self) -> None:
         self._check_open()
         self._ended = True
-        self._carry("drop", self._stream.remove, self._sequence)
+        self._carry("drop", self._stream.done, self._consumer, self._sequence)
 
     def _check_open(self) -> None:
         process.check_alive()

@@ -119,8 +119,15 @@ class FakeStream:
 
     # -- what a receiver says ----------------------------------------------------------------------------------------
 
+    def done(self, consumer: Consumer, sequence: int) -> None:
+        """Acknowledged or terminated, by whoever and however late. A work-queue stream forgets the message."""
+        if self.config.retention == "workqueue":
+            self.remove(sequence)
+        else:
+            self._end_loan(consumer, sequence)
+
     def remove(self, sequence: int) -> None:
-        """Acknowledged or terminated, by whoever: the message is gone, wherever it is on loan. Idempotent."""
+        """The message is gone, wherever it is on loan. Idempotent."""
         stored = self.messages.pop(sequence, None)
         if stored is None:
             return
