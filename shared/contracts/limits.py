@@ -266,3 +266,7 @@ CALLS_MAX: Final = 16_384
 """HTTP calls under way in one gateway, streams included; beyond it 503."""
 BODY_TIMEOUT_S: Final = 60.0
 """From a request's headers to the last byte of its body."""
+LISTEN_BACKLOG: Final = 2_048
+"""Connections that wait to be accepted."""
+HTTP_IDLE_S: Final = 75.0
+"""An idle connection is kept this long: longer than load balancers keep theirs, so that they close first."""
