@@ -13,6 +13,7 @@ import random
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
