@@ -224,6 +224,8 @@ DATABASE_POOL_EXTRA_CONNECTIONS: Final = 8
 DATABASE_POOL_WAIT_S: Final = 3.0
 DATABASE_STATEMENT_S: Final = 10.0
 """A statement, or a wait for a lock, longer than this is ended by Postgres."""
+DATABASE_WAIT_S: Final = 0.25
+"""Between two looks whether a database that is away has come."""
 DATABASE_SCHEMA_S: Final = 60.0
 """Several processes make the same schema one after another."""
 DATABASE_ATTEMPTS_MAX: Final = 5

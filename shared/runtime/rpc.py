@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -29,7 +30,7 @@ async def call(
     """
     data = await bus.request(subject, encode(message), timeout_s)
     try:
-        reply: Message = msgspec.msgpack.decode(data, type=reply_type | Refused)
+        reply = _decoder(reply_type).decode(data)
     except msgspec.DecodeError as error:
         raise InternalError(f"unreadable reply from {subject}") from error
     if isinstance(reply, reply_type):
@@ -64,6 +65,12 @@ async def serve(
             return _refusal(error)
 
     return await bus.subscribe(subject, answer, queue)
+
+
+@functools.cache
+def _decoder(reply_type: type[Message]) -> msgspec.msgpack.Decoder[Message]:
+    """As many as there are kinds of reply; making one costs more than using it."""
+    return msgspec.msgpack.Decoder(reply_type | Refused)
 
 
 def _refusal(error: DeepServeError) -> bytes:
