@@ -15,21 +15,34 @@ from shared.cli.backoff import Backoff
 from shared.cli.instance import ProcessState, State
 from shared.cli.process import ChildProcess, describe_exit, note, size_of, spawn, tail
 from shared.contracts import limits
+from shared.runtime.service import EXIT_SETTINGS
 
 
 @dataclass(frozen=True)
 class ServiceSpec:
     """What to run. `module` is run by this interpreter; `environment` is all that the process sees.
 
-    `port_file`: where it writes the port of its /readyz. `pins`: variable → file; a port that the system chose in the
-    first life is asked for again in the next, so that clients find the service where it was."""
+    `port_file`: where it writes the port of its /readyz. `public_port_file`: where it writes the port that others call,
+    if it answers /readyz there too. `pins`: variable → file; a port that the system chose in the first life is asked for
+    again in the next, so that clients find the service where it was."""
 
     name: str
     module: str
     environment: Mapping[str, str]
     log: Path
     port_file: Path
+    public_port_file: Path | None
     pins: Mapping[str, Path]
+
+
+@dataclass(frozen=True)
+class Life:
+    """How one process of a service ended. `ready_s`: how long it was ready. `refused`: its settings are wrong, so that
+    another try would end the same way."""
+
+    ready_s: float
+    reason: str
+    refused: bool = False
 
 
 class ServiceKeeper:
@@ -70,13 +83,13 @@ class ServiceKeeper:
         """Until `stop`. A service that crashes too often before it was ever ready is not tried again."""
         backoff = Backoff()
         while not self._stopping.is_set():
-            uptime_s, reason = await self._one_life()
+            life = await self._one_life()
             if self._stopping.is_set():
                 break
-            backoff = backoff.crashed(uptime_s)
-            self._last_exit = reason
-            if not self._started.done() and backoff.crashes >= limits.START_ATTEMPTS_MAX:
-                self._started.set_result(reason)
+            backoff = backoff.crashed(life.ready_s)
+            self._last_exit = life.reason
+            if not self._started.done() and (life.refused or backoff.crashes >= limits.START_ATTEMPTS_MAX):
+                self._started.set_result(life.reason)
                 self._publish("stopped")
                 return
             self._restarts += 1
@@ -85,24 +98,23 @@ class ServiceKeeper:
                 self.spec.log,
                 "service.crashed",
                 service=self.spec.name,
-                reason=reason,
+                reason=life.reason,
                 restart_in_s=backoff.wait_s,
                 restarts=self._restarts,
             )
-            self._say(f"{self.spec.name} ended: {reason}; starting it again in {backoff.wait_s:g} s")
+            self._say(f"{self.spec.name} ended: {life.reason}; starting it again in {backoff.wait_s:g} s")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(backoff.wait_s):
                     await self._stopping.wait()
         self._publish("stopped")
 
-    async def _one_life(self) -> tuple[float, str]:
-        """(seconds it was ready, why it ended)."""
+    async def _one_life(self) -> Life:
         environment = self._pinned()
         self._port = None
         try:
             child = await spawn([sys.executable, "-m", self.spec.module], environment, self.spec.log)
         except OSError as error:
-            return 0.0, f"could not be started: {error}"
+            return Life(0.0, f"could not be started: {error}")
         self._child = child
         self._publish("starting")
         exited = asyncio.create_task(child.wait())
@@ -112,10 +124,12 @@ class ServiceKeeper:
             ready, refusal = await self._until_ready(exited)
             if not ready and not exited.done():
                 await child.stop()
-                return 0.0, refusal
+                return Life(0.0, refusal)
             ready_s = time.monotonic()
             code = await exited
-            return (time.monotonic() - ready_s if ready else 0.0), describe_exit(code)
+            if code == EXIT_SETTINGS and not ready:
+                return Life(0.0, "it refuses its settings", refused=True)
+            return Life(time.monotonic() - ready_s if ready else 0.0, describe_exit(code))
         finally:
             if not exited.done():
                 await child.stop()
@@ -142,6 +156,8 @@ class ServiceKeeper:
             if self._port is not None:
                 answer = await probe.ask(self._port)
                 if answer.ready:
+                    if self.spec.public_port_file is not None:
+                        self._port = probe.read_port(self.spec.public_port_file)
                     self._publish("ready")
                     if not self._started.done():
                         self._started.set_result(None)

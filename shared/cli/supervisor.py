@@ -180,7 +180,8 @@ class Supervisor:
             module=f"services.{kind}.main",
             environment=environment.compose(kind, name, instance, self._caller, servers, self._options.variables),
             log=instance.log(name),
-            port_file=public if kind == "gateway" else instance.port_file(name),
+            port_file=instance.port_file(name),
+            public_port_file=public if kind == "gateway" else None,
             pins=pins,
         )
 

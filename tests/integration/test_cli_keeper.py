@@ -47,6 +47,7 @@ def spec(folder: Path, **environment: str) -> ServiceSpec:
         environment=variables,
         log=folder / "tiny.log",
         port_file=port_file,
+        public_port_file=None,
         pins={"DEEPSERVE_PORT": port_file},
     )
 
