@@ -23,8 +23,8 @@ class ServiceSpec:
     """What to run. `module` is run by this interpreter; `environment` is all that the process sees.
 
     `port_file`: where it writes the port of its /readyz. `public_port_file`: where it writes the port that others call,
-    if it answers /readyz there too. `pins`: variable → file; a port that the system chose in the first life is asked for
-    again in the next, so that clients find the service where it was."""
+    if it answers /readyz there too. `pins`: variable → file; a port that the system chose in the first life is asked
+    for again in the next, so that clients find the service where it was."""
 
     name: str
     module: str
