@@ -6,6 +6,7 @@ lookup may read. Whatever else a message names is refused, so that a worker that
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import structlog
@@ -50,6 +51,8 @@ class IndexHandlers:
         self._verify = verify
         self._discard = discard
         self._clock = clock
+        self.counts: Counter[str] = Counter()
+        """What was asked: blocks wanted and found, committed and refused, touched."""
 
     async def lookup(self, message: Lookup) -> LookupReply:
         """The longest run. Raises ClaimRefused for a grant that may not read, InvalidRequest for torn chains."""
@@ -67,6 +70,8 @@ class IndexHandlers:
             run.extend(found)
             if len(found) < len(positions):
                 break
+        self.counts["lookup.wanted"] += len(chains[0].keys) if chains else 0
+        self.counts["lookup.found"] += len(run)
         return LookupReply(blocks=tuple(run))
 
     async def commit(self, message: Commit) -> CommitReply:
@@ -85,6 +90,9 @@ class IndexHandlers:
         if len(timely) < len(message.blocks):
             log.warning("commit.refused", request=grant.request, late=len(message.blocks) - len(timely))
         accepted = {block.put_id for block in timely}
+        self.counts["commit.late"] += len(message.blocks) - len(timely)
+        self.counts["commit.lost"] += sum(holders.get(block.key) != block.put_id for block in timely)
+        self.counts["commit.rows"] += sum(holders.get(block.key) == block.put_id for block in timely)
         return CommitReply(
             put_ids=tuple(holders.get(b.key, b"") if b.put_id in accepted else b"" for b in message.blocks)
         )
@@ -103,6 +111,7 @@ class IndexHandlers:
             policy.expiry_s(now_s, grant.retention_s),
             policy.touch_below_s(now_s, grant.retention_s),
         )
+        self.counts["touch.blocks"] += len(message.blocks)
         return Done()
 
 

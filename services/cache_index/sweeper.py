@@ -7,6 +7,7 @@ harmless: the row first, then the object. An object whose deletion failed is an 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 
 import structlog
@@ -25,6 +26,7 @@ class Sweeper:
     """Run by one owned task; each sweep is bounded, so that a great backlog cannot starve lookups."""
 
     def __init__(self, repository: BlockRepository, store: BlockStore, clock: Clock, *, interval_s: float) -> None:
+        self.counts: Counter[str] = Counter()
         self._interval_s = interval_s
         self._repository = repository
         self._store = store
@@ -76,5 +78,7 @@ class Sweeper:
             await self._store.delete(space, name)
         except DeepServeError as error:
             log.warning("object.left", space=space, error=error.message)
+            self.counts[f"sweep.{space}_left"] += 1
             return False
+        self.counts[f"sweep.{space}_deleted"] += 1
         return True

@@ -73,6 +73,8 @@ LOOKUP_TIMEOUT_S: Final = 1.0
 BLOCK_READ_BASE_S: Final = 1.0
 BLOCK_READ_EACH_S: Final = 0.02
 """Reading n blocks may take base + n × each; whatever has not arrived is computed."""
+BLOCK_READ_TIMEOUT_S: Final = 5.0
+"""One read of a store; a reader of many blocks gives up earlier, by its own clock."""
 BLOCK_WRITE_TIMEOUT_S: Final = 10.0
 BLOCK_WRITES_IN_FLIGHT_MAX: Final = 16
 BLOCK_READS_IN_FLIGHT_MAX: Final = 32

@@ -189,7 +189,7 @@ class GatewayStandIn:
             await self._bus.subscribe(subjects.tokens_of(self.id), self._on_tokens),
             await rpc.serve(self._bus, subjects.claims_of(self.id), Claim, self._on_claim, queue=None),
         ]
-        beating = asyncio.create_task(self._beat())
+        beating = self._beating = asyncio.create_task(self._beat())
         try:
             yield self
         finally:
@@ -197,6 +197,11 @@ class GatewayStandIn:
             await asyncio.wait({beating})
             for stop in stops:
                 await stop()
+
+    def silence(self) -> None:
+        """No heartbeat and no claim is answered any more."""
+        self._beating.cancel()
+        self.asked.clear()
 
     async def ask(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ import asyncpg
 from services.cache_index.handlers import IndexHandlers
 from services.cache_index.handlers import serve as serve_index
 from services.cache_index.repository import BlockRepository
-from services.cache_index.schema import make_schema, open_pool
+from services.cache_index.schema import make_tables
 from services.cache_index.sweeper import Sweeper
 from services.decode.worker import DecodeWorker
 from services.prefill.worker import PrefillWorker
@@ -25,7 +26,9 @@ from shared.engine.hash_engine import HashEngine
 from shared.runtime import signing
 from shared.runtime.bus import NatsBus
 from shared.runtime.clock import SystemClock
+from shared.runtime.database import make_pool
 from shared.worker.running import Means, Worker
+from tests.fakes.store import MemoryDisk
 from tests.integration.path_parts import MODEL, Books, GatewayStandIn
 
 BLOCK = 8
@@ -33,9 +36,17 @@ CONTEXT = 512
 VOCABULARY = 5_000
 
 
-def make_engine(pages: int = 256) -> HashEngine:
+def make_engine(pages: int = 256, rows_per_s: float | None = None) -> HashEngine:
+    """`rows_per_s`: how fast it pretends to be, for tests that must be faster than an answer."""
     return HashEngine(
-        model=MODEL, pages=pages, sequences_max=16, block_tokens=BLOCK, vocabulary=VOCABULARY, context_tokens=CONTEXT
+        model=MODEL,
+        pages=pages,
+        sequences_max=16,
+        block_tokens=BLOCK,
+        vocabulary=VOCABULARY,
+        context_tokens=CONTEXT,
+        rows_per_s=rows_per_s,
+        sleep=time.sleep,
     )
 
 
@@ -57,6 +68,7 @@ class System:
     bus: Bus
     books: Books
     gateway: GatewayStandIn
+    disk: MemoryDisk
     store: BlockStore
     pool: asyncpg.Pool[Any]
     cluster_key: bytes
@@ -71,7 +83,7 @@ class System:
         return [found.name async for found in self.store.list(space)]
 
 
-def make_worker(role: Role, name: str, bus: Bus, store: BlockStore, books: Books, pages: int = 256) -> Worker:
+def make_worker(role: Role, name: str, bus: Bus, store: BlockStore, books: Books, engine: HashEngine) -> Worker:
     return Worker(
         Means(
             role=role,
@@ -79,14 +91,14 @@ def make_worker(role: Role, name: str, bus: Bus, store: BlockStore, books: Books
             model=MODEL,
             bus=bus,
             store=store,
-            engine=make_engine(pages),
+            engine=engine,
             clock=SystemClock(),
             cluster_key=books.cluster_key,
             verify_key=books.verify_key,
             entropy=os.urandom,
             step_rows=32,
             capacity=16,
-            grace_s=5.0,
+            grace_s=1.0,
         )
     )
 
@@ -110,7 +122,10 @@ async def working(worker: Worker, drain: asyncio.Event) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def system(nats_url: str, database_url: str, store: BlockStore, *, pages: int = 256) -> AsyncIterator[System]:
+async def system(
+    nats_url: str, database_url: str, disk: MemoryDisk, *, pages: int = 256, rows_per_s: float | None = None
+) -> AsyncIterator[System]:
+    store = disk.connect()
     cluster_key = os.urandom(32)
     async with AsyncExitStack() as stack:
         buses = {}
@@ -120,19 +135,19 @@ async def system(nats_url: str, database_url: str, store: BlockStore, *, pages: 
         books = Books(buses["billing"], cluster_key)
         for stop in await books.serve():
             stack.push_async_callback(stop)
-        pool = await open_pool(database_url)
+        await make_tables(database_url)
+        pool = await make_pool(database_url, name="cache_index", durable=False)
         stack.push_async_callback(pool.close)
-        await make_schema(pool)
         repository = BlockRepository(pool)
         sweeper = Sweeper(repository, store, SystemClock(), interval_s=3_600.0)
         verifier = signing.Verifier(books.verify_key)
         handlers = IndexHandlers(repository, verifier.grant, sweeper.discard, SystemClock())
         for stop in await serve_index(buses["cache_index"], handlers):
             stack.push_async_callback(stop)
-        prefill = make_worker("prefill", "prefill-1", buses["prefill"], store, books, pages)
-        decode = make_worker("decode", "decode-1", buses["decode"], store, books, pages)
+        prefill = make_worker("prefill", "prefill-1", buses["prefill"], store, books, make_engine(pages, rows_per_s))
+        decode = make_worker("decode", "decode-1", buses["decode"], store, books, make_engine(pages, rows_per_s))
         drains = {"prefill": asyncio.Event(), "decode": asyncio.Event()}
         gateway = await stack.enter_async_context(GatewayStandIn(buses["gateway"], books).running())
         await stack.enter_async_context(working(prefill, drains["prefill"]))
         await stack.enter_async_context(working(decode, drains["decode"]))
-        yield System(buses["gateway"], books, gateway, store, pool, cluster_key, prefill, decode, drains)
+        yield System(buses["gateway"], books, gateway, disk, store, pool, cluster_key, prefill, decode, drains)

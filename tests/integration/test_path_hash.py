@@ -5,15 +5,21 @@ Right answers come from an engine that sees the prompt alone; right hits from co
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
-from shared.contracts.messages import Settle
+from shared.contracts import limits
+from shared.contracts.block import object_name
+from shared.contracts.errors import Overloaded
+from shared.contracts.messages import Settle, TokenEntry
+from shared.contracts.ports import Space
 from shared.contracts.usage import Usage
-from tests.fakes.store import MemoryDisk
+from tests.fakes.store import FINE, Fate, MemoryDisk, Operation, flipped, torn
 from tests.integration.path_parts import Account
-from tests.integration.path_system import BLOCK, System, answer_alone, system
+from tests.integration.path_system import BLOCK, System, answer_alone, make_engine, make_worker, system, working
 
 pytestmark = pytest.mark.servers
 
@@ -25,7 +31,14 @@ def prompt(seed: int, count: int) -> list[int]:
 
 @pytest.fixture
 async def here(nats_url: str, fresh_database: str) -> AsyncIterator[System]:
-    async with system(nats_url, fresh_database, MemoryDisk(lambda: 0.0).connect()) as running:
+    async with system(nats_url, fresh_database, MemoryDisk(lambda: 0.0)) as running:
+        yield running
+
+
+@pytest.fixture
+async def slow(nats_url: str, fresh_database: str) -> AsyncIterator[System]:
+    """Two milliseconds a decode step."""
+    async with system(nats_url, fresh_database, MemoryDisk(lambda: 0.0), rows_per_s=500) as running:
         yield running
 
 
@@ -39,3 +52,179 @@ async def test_an_answer_is_the_lone_engines_and_is_settled_once_with_its_count(
     assert isinstance(settled, Settle)
     assert settled.usage == Usage(cached=0, uncached=5 * BLOCK + 3, not_eligible=0, output=20)
     assert [claim.epoch.stage.name for claim in asked.claims] == ["PREFILL", "DECODE"]
+
+
+async def test_the_next_turn_hits_exactly_the_earlier_full_blocks_of_prompt_and_answer(here: System) -> None:
+    account, first_prompt = Account("a"), prompt(2, 6 * BLOCK + 5)
+    first = await here.gateway.answered(await here.gateway.ask(account, first_prompt, 30))
+    # The KV of the last answer token was never computed: nothing followed it.
+    computed = len(first_prompt) + 29
+    second_prompt = [*first_prompt, *first.answer, *prompt(3, 11)]
+    second = await here.gateway.answered(await here.gateway.ask(account, second_prompt, 25))
+    assert second.hit_tokens == computed // BLOCK * BLOCK
+    assert second.answer == answer_alone(second_prompt, 25)
+    settled = await here.books.ended(second.request)
+    assert isinstance(settled, Settle)
+    assert (settled.usage.cached, settled.usage.prompt_tokens) == (second.hit_tokens, len(second_prompt))
+
+    other = await here.gateway.answered(await here.gateway.ask(Account("b"), second_prompt, 25))
+    assert (other.hit_tokens, other.answer) == (0, second.answer)
+
+
+async def test_a_repeated_prompt_of_whole_blocks_computes_its_last_block_again(here: System) -> None:
+    account, whole = Account("a"), prompt(4, 4 * BLOCK)
+    for hit_tokens in (0, 3 * BLOCK):
+        asked = await here.gateway.answered(await here.gateway.ask(account, whole, 12))
+        assert (asked.hit_tokens, asked.answer) == (hit_tokens, answer_alone(whole, 12))
+    rows = await here.rows()
+    assert [row["position"] for row in rows] == list(range((4 * BLOCK + 11) // BLOCK))
+    assert len(await here.objects("pool")) == len(rows)
+
+
+async def test_a_trial_account_leaves_no_row_and_no_object_and_gets_the_same_answer(here: System) -> None:
+    trial, asked_tokens = Account("t", paid=False), prompt(5, 5 * BLOCK + 2)
+    for _ in range(2):
+        asked = await here.gateway.answered(await here.gateway.ask(trial, asked_tokens, 40))
+        assert (asked.hit_tokens, asked.answer) == (0, answer_alone(asked_tokens, 40))
+        settled = await here.books.ended(asked.request)
+        assert isinstance(settled, Settle)
+        assert settled.usage == Usage(cached=0, uncached=0, not_eligible=len(asked_tokens), output=40)
+    assert await here.rows() == []
+    assert await here.objects("pool") == []
+    await gone(here, "handoff")
+    assert here.decode.floor.counters.snapshot() == {}
+
+
+async def gone(here: System, space: Space) -> None:
+    """Handoff objects are deleted at the end of a request, after its settlement."""
+    deleted = asyncio.Event()
+    fate = here.disk.fate
+
+    def noting(operation: Operation, space: Space, name: str) -> Fate:
+        if operation == "delete":
+            asyncio.get_running_loop().call_later(0.01, deleted.set)
+        return fate(operation, space, name)
+
+    here.disk.fate = noting
+    async with asyncio.timeout(5):
+        while await here.objects(space):
+            await deleted.wait()
+            deleted.clear()
+
+
+async def test_with_the_store_down_decode_computes_the_whole_prompt(here: System) -> None:
+    account, asked_tokens = Account("a"), prompt(6, 5 * BLOCK + 2)
+    here.disk.fate = lambda operation, space, name: Fate(applied=False, error=Overloaded("down"))
+    asked = await here.gateway.answered(await here.gateway.ask(account, asked_tokens, 20))
+    assert (asked.hit_tokens, asked.answer) == (0, answer_alone(asked_tokens, 20))
+    assert here.decode.floor.counters.snapshot()["write.failed"] > 0
+    assert await here.rows() == []
+
+
+@pytest.mark.parametrize("damage", [flipped, torn, lambda data: b""])
+async def test_damaged_objects_are_misses_and_never_wrong_tokens(here: System, damage: Any) -> None:
+    account, asked_tokens = Account("a"), prompt(7, 5 * BLOCK + 2)
+    await here.gateway.answered(await here.gateway.ask(account, asked_tokens, 4))
+    victim = (await here.rows())[2]
+    name = object_name(victim["key"], victim["put_id"])
+    here.disk.fate = lambda operation, space, found: (
+        Fate(damage=damage) if (operation, found) == ("get", name) else FINE
+    )
+    asked = await here.gateway.answered(await here.gateway.ask(account, asked_tokens, 20))
+    assert (asked.hit_tokens, asked.answer) == (2 * BLOCK, answer_alone(asked_tokens, 20))
+
+
+async def test_many_requests_at_once_each_get_their_own_answer(here: System) -> None:
+    accounts = [Account("a"), Account("b"), Account("t", paid=False)]
+    prompts = [prompt(100 + i, 20 + 13 * i) for i in range(12)]
+    asked = [await here.gateway.ask(accounts[i % 3], prompts[i], 15 + i) for i in range(12)]
+    for i, one in enumerate(asked):
+        await here.gateway.answered(one)
+        assert one.answer == answer_alone(prompts[i], 15 + i), f"request {i}"
+    for one in asked:
+        assert isinstance(await here.books.ended(one.request), Settle)
+    shared_steps = [batch for batch in here.gateway.batches if len({e.request for e in batch.entries}) > 1]
+    assert shared_steps, "one message a step carries several sequences"
+    assert here.decode.floor.pages.free == here.decode.floor.engine.pages_free == 256
+    assert here.prefill.floor.pages.free == here.prefill.floor.engine.pages_free == 256
+
+
+async def test_one_token_answers_end_at_prefill_and_fill_the_pool(here: System) -> None:
+    account, asked_tokens = Account("a"), prompt(8, 3 * BLOCK + 1)
+    asked = await here.gateway.answered(await here.gateway.ask(account, asked_tokens, 1))
+    assert (asked.finish, asked.answer) == ("length", answer_alone(asked_tokens, 1))
+    settled = await here.books.ended(asked.request)
+    assert isinstance(settled, Settle)
+    assert settled.usage.output == 1
+    assert [claim.epoch.stage.name for claim in asked.claims] == ["PREFILL"]
+    again = await here.gateway.answered(await here.gateway.ask(account, asked_tokens, 1))
+    assert again.hit_tokens == 3 * BLOCK
+
+
+async def test_a_stop_string_ends_the_work_and_names_the_count(slow: System) -> None:
+    account, asked_tokens = Account("a"), prompt(9, 2 * BLOCK)
+    asked = await slow.gateway.answered(await slow.gateway.ask(account, asked_tokens, 400, stop_at=6))
+    settled = await slow.books.ended(asked.request)
+    assert isinstance(settled, Settle)
+    assert settled.usage.output == 6
+    assert asked.received < 50, "the worker stopped soon"
+    await slow.gateway.until(lambda: slow.decode.floor.engine.pages_free == 256)
+
+
+async def test_lost_token_messages_are_said_again(here: System) -> None:
+    lost: list[int] = []
+
+    def deaf(entry: TokenEntry) -> bool:
+        """Every third entry that is said for the first time."""
+        if entry.first in lost or len(lost) > 8 or entry.first % 3:
+            return False
+        lost.append(entry.first)
+        return True
+
+    account, asked_tokens = Account("a"), prompt(10, 2 * BLOCK + 1)
+    here.gateway.deaf_to = deaf
+    asked = await here.gateway.ask(account, asked_tokens, 30)
+    async with asyncio.timeout(20):
+        while asked.final is None:
+            await asyncio.sleep(0.05)
+            if asked.epoch is not None:
+                await here.gateway.resend(asked, asked.received)
+    assert lost
+    assert asked.answer == answer_alone(asked_tokens, 30)
+    settled = await here.books.ended(asked.request)
+    assert isinstance(settled, Settle)
+    assert settled.usage.output == 30
+
+
+async def test_a_lost_gateway_ends_its_work_and_pays_what_it_acknowledged(
+    slow: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "PEER_LEASE_S", 1.5)
+    account = Account("a")
+    asked_tokens = prompt(11, 4)
+    slow.gateway.deaf_to = lambda entry: entry.first >= 5
+    asked = await slow.gateway.ask(account, asked_tokens, 500)
+    await slow.gateway.until(lambda: asked.received == 5)
+    slow.gateway.silence()
+    settled = await slow.books.ended(asked.request)
+    assert isinstance(settled, Settle)
+    assert settled.usage.output == 5
+    await gone(slow, "handoff")
+
+
+async def test_a_drained_decode_worker_gives_its_request_to_another_without_a_seam(slow: System) -> None:
+    account, asked_tokens = Account("a"), prompt(12, 3 * BLOCK + 3)
+    slow.gateway.deaf_to = lambda entry: entry.first >= 40 and entry.epoch.delivery == 1
+    asked = await slow.gateway.ask(account, asked_tokens, 200)
+    await slow.gateway.until(lambda: asked.received == 40)
+    other = make_worker("decode", "decode-2", slow.bus, slow.store, slow.books, make_engine())
+    other_drain = asyncio.Event()
+    async with working(other, other_drain):
+        slow.drains["decode"].set()
+        await slow.gateway.until(lambda: len(asked.claims) == 3)
+        await slow.gateway.answered(asked)
+    assert asked.answer == answer_alone(asked_tokens, 200)
+    assert [claim.worker for claim in asked.claims] == ["prefill-1", "decode-1", "decode-2"]
+    settled = await slow.books.ended(asked.request)
+    assert isinstance(settled, Settle)
+    assert (settled.usage.output, settled.worker) == (200, "decode-2")
