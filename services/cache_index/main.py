@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 import msgspec
 import structlog
-from shared.runtime.stores.open import open_store
 
 from services.cache_index.handlers import IndexHandlers, serve
 from services.cache_index.repository import BlockRepository
@@ -22,6 +21,7 @@ from shared.runtime.database import make_pool
 from shared.runtime.key_files import read_key, read_public_key
 from shared.runtime.service import Service, run
 from shared.runtime.signing import Revocations, Verifier
+from shared.runtime.stores.open import open_store
 
 log = structlog.get_logger()
 

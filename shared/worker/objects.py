@@ -6,17 +6,14 @@ Feeds the store's breaker: a store that fails or is late again and again is left
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections.abc import Callable
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-from shared.contracts.block import HEADER_BYTES, PUT_ID_BYTES, BlockHeader, digest, object_name, unpack_header
+from shared.contracts.block import PUT_ID_BYTES, object_name
 from shared.contracts.errors import BlockMiss, DeadlineExceeded, Overloaded
 from shared.contracts.ids import NamespaceId
 from shared.contracts.messages import BlockRef
 from shared.contracts.ports import BlockStore, Clock, EngineProfile, Space
+from shared.runtime.stores.sealed import BlockForm, BlockName, object_bytes, open_block, seal_block
 from shared.worker.breaker import Breaker
 
 _UNWELL = ("late", "unreachable")
@@ -44,16 +41,16 @@ class BlockObjects:
         self, space: Space, namespace: NamespaceId, key: bytes, secret: bytes, payload: bytes
     ) -> tuple[BlockRef, int]:
         """A new object; returns where it is and its size in bytes. Raises Overloaded, DeadlineExceeded."""
-        put_id = self._entropy(PUT_ID_BYTES)
-        parts = await asyncio.to_thread(_seal, secret, key, put_id, payload, self._profile)
+        name = BlockName(key, self._entropy(PUT_ID_BYTES))
+        form = self._form(len(payload))
+        parts = await asyncio.to_thread(seal_block, secret, name, form, payload)
         try:
-            await self._store.put(space, object_name(key, put_id), parts)
+            await self._store.put(space, object_name(key, name.put_id), parts)
         except (Overloaded, DeadlineExceeded):
             self._breaker.failed(self._clock.monotonic_s())
             raise
         self._breaker.succeeded()
-        ref = BlockRef(source=space, namespace=namespace, key=key, put_id=put_id)
-        return ref, sum(len(part) for part in parts)
+        return BlockRef(source=space, namespace=namespace, key=key, put_id=name.put_id), object_bytes(form)
 
     async def get(self, ref: BlockRef, secret: bytes, payload_bytes: int) -> bytes:
         """The payload, exactly as it was put. Raises BlockMiss, with the reason."""
@@ -64,30 +61,15 @@ class BlockObjects:
                 self._breaker.failed(self._clock.monotonic_s())
             raise
         self._breaker.succeeded()
-        return await asyncio.to_thread(_open, secret, ref, payload_bytes, data)
+        name = BlockName(ref.key, ref.put_id)
+        return await asyncio.to_thread(open_block, secret, name, self._form(payload_bytes), data)
 
     async def delete(self, space: Space, name: str) -> None:
         """Idempotent. Raises Overloaded, DeadlineExceeded."""
         await self._store.delete(space, name)
 
-
-def _seal(secret: bytes, key: bytes, put_id: bytes, payload: bytes, profile: EngineProfile) -> list[bytes]:
-    header = BlockHeader(
-        key=key,
-        put_id=put_id,
-        dtype=profile.block_dtype,
-        shape=(len(payload),),
-        payload_bytes=len(payload),
-        checksum=zlib.crc32(payload),
-    ).pack()
-    return [header, AESGCM(digest("tmp", secret, put_id)).encrypt(bytes(12), payload, header)]
-
-
-def _open(secret: bytes, ref: BlockRef, payload_bytes: int, data: bytes) -> bytes:
-    header = unpack_header(data)
-    if header.key != ref.key or header.put_id != ref.put_id or header.payload_bytes != payload_bytes:
-        raise BlockMiss("foreign", "no")
-    try:
-        return AESGCM(digest("tmp", secret, ref.put_id)).decrypt(bytes(12), data[HEADER_BYTES:], data[:HEADER_BYTES])
-    except InvalidTag as error:
-        raise BlockMiss("corrupt", "no") from error
+    def _form(self, payload_bytes: int) -> BlockForm:
+        """Of a whole block; a tail is a row of bytes whose meaning only this request knows."""
+        profile = self._profile
+        whole = payload_bytes == profile.kv_bytes_token * profile.block_tokens
+        return BlockForm(profile.block_dtype, profile.block_shape if whole else (payload_bytes,), payload_bytes)
