@@ -47,6 +47,7 @@ from shared.contracts.messages import (
     TokenBatch,
     TokenEntry,
     TokenLogprob,
+    WorkerHeartbeat,
 )
 from shared.contracts.ports import Bus
 from shared.contracts.tag import GrantClaims
@@ -179,6 +180,7 @@ class GatewayStandIn:
         self.asked: dict[RequestId, Asked] = {}
         self.deaf_to: Callable[[TokenEntry], bool] = lambda entry: False
         self.batches: list[TokenBatch] = []
+        self.beats: dict[str, WorkerHeartbeat] = {}
         self._bus = bus
         self._books = books
         self._changed = asyncio.Condition()
@@ -188,6 +190,7 @@ class GatewayStandIn:
         stops = [
             await self._bus.subscribe(subjects.tokens_of(self.id), self._on_tokens),
             await rpc.serve(self._bus, subjects.claims_of(self.id), Claim, self._on_claim, queue=None),
+            await self._bus.subscribe(subjects.WORKER_HEARTBEATS, self._on_heartbeat),
         ]
         beating = self._beating = asyncio.create_task(self._beat())
         try:
@@ -235,6 +238,17 @@ class GatewayStandIn:
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(WAIT_S), self._changed:
             await self._changed.wait_for(condition)
+
+    async def idle(self, worker: str) -> None:
+        """Until the worker says, from now on, that it works on nothing."""
+        self.beats.pop(worker, None)
+        await self.until(lambda: worker in self.beats and self.beats[worker].running == 0)
+
+    async def _on_heartbeat(self, subject: str, payload: bytes) -> None:
+        beat = messages.decode(WorkerHeartbeat, payload)
+        self.beats[beat.worker] = beat
+        async with self._changed:
+            self._changed.notify_all()
 
     async def answered(self, asked: Asked) -> Asked:
         """Until the request is over."""

@@ -28,7 +28,6 @@ from shared.runtime.bus import NatsBus
 from shared.runtime.clock import SystemClock
 from shared.runtime.database import make_pool
 from shared.worker.running import Means, Worker
-from tests.fakes.store import MemoryDisk
 from tests.integration.path_parts import MODEL, Books, GatewayStandIn
 
 BLOCK = 8
@@ -68,7 +67,6 @@ class System:
     bus: Bus
     books: Books
     gateway: GatewayStandIn
-    disk: MemoryDisk
     store: BlockStore
     pool: asyncpg.Pool[Any]
     cluster_key: bytes
@@ -123,9 +121,8 @@ async def working(worker: Worker, drain: asyncio.Event) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def system(
-    nats_url: str, database_url: str, disk: MemoryDisk, *, pages: int = 256, rows_per_s: float | None = None
+    nats_url: str, database_url: str, store: BlockStore, *, pages: int = 256, rows_per_s: float | None = None
 ) -> AsyncIterator[System]:
-    store = disk.connect()
     cluster_key = os.urandom(32)
     async with AsyncExitStack() as stack:
         buses = {}
@@ -150,4 +147,4 @@ async def system(
         gateway = await stack.enter_async_context(GatewayStandIn(buses["gateway"], books).running())
         await stack.enter_async_context(working(prefill, drains["prefill"]))
         await stack.enter_async_context(working(decode, drains["decode"]))
-        yield System(buses["gateway"], books, gateway, disk, store, pool, cluster_key, prefill, decode, drains)
+        yield System(buses["gateway"], books, gateway, store, pool, cluster_key, prefill, decode, drains)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ from shared.contracts.errors import Overloaded
 from shared.contracts.messages import Settle, TokenEntry
 from shared.contracts.ports import Space
 from shared.contracts.usage import Usage
-from tests.fakes.store import FINE, Fate, MemoryDisk, Operation, flipped, torn
+from shared.runtime.stores.directory import open_directory
+from tests.fakes.store import FINE, Fate, MemoryDisk, flipped, torn
 from tests.integration.path_parts import Account
 from tests.integration.path_system import BLOCK, System, answer_alone, make_engine, make_worker, system, working
 
@@ -30,15 +32,27 @@ def prompt(seed: int, count: int) -> list[int]:
 
 
 @pytest.fixture
-async def here(nats_url: str, fresh_database: str) -> AsyncIterator[System]:
-    async with system(nats_url, fresh_database, MemoryDisk(lambda: 0.0)) as running:
+async def here(nats_url: str, fresh_database: str, tmp_path: Path) -> AsyncIterator[System]:
+    async with system(nats_url, fresh_database, open_directory(tmp_path)) as running:
         yield running
 
 
 @pytest.fixture
-async def slow(nats_url: str, fresh_database: str) -> AsyncIterator[System]:
+async def slow(nats_url: str, fresh_database: str, tmp_path: Path) -> AsyncIterator[System]:
     """Two milliseconds a decode step."""
-    async with system(nats_url, fresh_database, MemoryDisk(lambda: 0.0), rows_per_s=500) as running:
+    async with system(nats_url, fresh_database, open_directory(tmp_path), rows_per_s=500) as running:
+        yield running
+
+
+@pytest.fixture
+def disk() -> MemoryDisk:
+    """Of `frail`: fails as a test says."""
+    return MemoryDisk(lambda: 0.0)
+
+
+@pytest.fixture
+async def frail(nats_url: str, fresh_database: str, disk: MemoryDisk) -> AsyncIterator[System]:
+    async with system(nats_url, fresh_database, disk.connect()) as running:
         yield running
 
 
@@ -96,41 +110,28 @@ async def test_a_trial_account_leaves_no_row_and_no_object_and_gets_the_same_ans
 
 
 async def gone(here: System, space: Space) -> None:
-    """Handoff objects are deleted at the end of a request, after its settlement."""
-    deleted = asyncio.Event()
-    fate = here.disk.fate
-
-    def noting(operation: Operation, space: Space, name: str) -> Fate:
-        if operation == "delete":
-            asyncio.get_running_loop().call_later(0.01, deleted.set)
-        return fate(operation, space, name)
-
-    here.disk.fate = noting
-    async with asyncio.timeout(5):
-        while await here.objects(space):
-            await deleted.wait()
-            deleted.clear()
+    """Handoff objects are deleted at the end of a request, after its settlement: before its work message is ended."""
+    await here.gateway.idle("decode-1")
+    assert await here.objects(space) == []
 
 
-async def test_with_the_store_down_decode_computes_the_whole_prompt(here: System) -> None:
+async def test_with_the_store_down_decode_computes_the_whole_prompt(frail: System, disk: MemoryDisk) -> None:
     account, asked_tokens = Account("a"), prompt(6, 5 * BLOCK + 2)
-    here.disk.fate = lambda operation, space, name: Fate(applied=False, error=Overloaded("down"))
-    asked = await here.gateway.answered(await here.gateway.ask(account, asked_tokens, 20))
+    disk.fate = lambda operation, space, name: Fate(applied=False, error=Overloaded("down"))
+    asked = await frail.gateway.answered(await frail.gateway.ask(account, asked_tokens, 20))
     assert (asked.hit_tokens, asked.answer) == (0, answer_alone(asked_tokens, 20))
-    assert here.decode.floor.counters.snapshot()["write.failed"] > 0
-    assert await here.rows() == []
+    assert frail.decode.floor.counters.snapshot()["write.failed"] > 0
+    assert await frail.rows() == []
 
 
 @pytest.mark.parametrize("damage", [flipped, torn, lambda data: b""])
-async def test_damaged_objects_are_misses_and_never_wrong_tokens(here: System, damage: Any) -> None:
+async def test_damaged_objects_are_misses_and_never_wrong_tokens(frail: System, disk: MemoryDisk, damage: Any) -> None:
     account, asked_tokens = Account("a"), prompt(7, 5 * BLOCK + 2)
-    await here.gateway.answered(await here.gateway.ask(account, asked_tokens, 4))
-    victim = (await here.rows())[2]
+    await frail.gateway.answered(await frail.gateway.ask(account, asked_tokens, 4))
+    victim = (await frail.rows())[2]
     name = object_name(victim["key"], victim["put_id"])
-    here.disk.fate = lambda operation, space, found: (
-        Fate(damage=damage) if (operation, found) == ("get", name) else FINE
-    )
-    asked = await here.gateway.answered(await here.gateway.ask(account, asked_tokens, 20))
+    disk.fate = lambda operation, space, found: Fate(damage=damage) if (operation, found) == ("get", name) else FINE
+    asked = await frail.gateway.answered(await frail.gateway.ask(account, asked_tokens, 20))
     assert (asked.hit_tokens, asked.answer) == (2 * BLOCK, answer_alone(asked_tokens, 20))
 
 
