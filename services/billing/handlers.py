@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from shared.runtime.database import Database
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.billing import account_repository, accounts, namespaces, repository, tags
@@ -34,6 +33,7 @@ from shared.contracts.messages import (
 from shared.contracts.ports import Bus, Clock
 from shared.contracts.tag import GrantClaims, TagClaims
 from shared.runtime import rpc, sealing, signing
+from shared.runtime.database import Database
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,8 @@ class Statements:
         if found is None:
             raise AuthenticationFailed("the tag's key is gone")
         standing = found[0]
+        if standing.revoked:
+            raise accounts.refusal(standing.key_hint)
         funds = standing.funds
         return BalanceReply(
             is_available=funds.total_nano > 0,

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Final
 
 import structlog
-from shared.runtime.database import Database
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.billing import accounts, holds, ledger, pricing, repository, tags
@@ -28,6 +27,7 @@ from shared.contracts.messages import Hold, HoldReply, Release, Settle, Settled
 from shared.contracts.ports import Clock
 from shared.contracts.tag import GrantClaims, TagClaims
 from shared.runtime import signing
+from shared.runtime.database import Database
 
 log = structlog.get_logger()
 
@@ -124,33 +124,38 @@ class Money:
         usage_hash = holds.usage_hash(grant.request, message.usage)
         now_s = self._clock.now_s()
 
-        async def work(connection: AsyncConnection) -> Settled:
+        async def work(connection: AsyncConnection) -> tuple[Settled, HoldState]:
             balances = await repository.lock_balances(connection, grant.account)
             held = await _found(connection, grant)
             if held.state is not HoldState.PENDING:
                 counted = await repository.usage_of(connection, held.request)
                 if counted is not None:
-                    return _settled_before(held, counted, usage_hash)
+                    return _settled_before(held, counted, usage_hash), held.state
             holds.check_usage(held, message.usage)
             cost_nano = pricing.cost_nano(held.prices, message.usage)
             if held.state is HoldState.EXPIRED:
                 entries = ledger.late_usage(repository.funds(balances), cost_nano)
                 movement = _movement(held, Act.LATE_USAGE, cost_nano, entries, usage_hash, now_s)
                 await repository.late_usage(connection, held, message, movement)
-                log.warning("usage.counted_late", request=held.request, account=held.account, amount_nano=cost_nano)
             else:
                 ledger.end(held.state, HoldEvent.SETTLE)
                 entries = ledger.settle(held.reserved, cost_nano)
                 movement = _movement(held, Act.SETTLE, cost_nano, entries, usage_hash, now_s)
                 await repository.settle(connection, held, message, movement)
-            return Settled(amount_nano=cost_nano, currency=held.prices.currency)
+            return Settled(amount_nano=cost_nano, currency=held.prices.currency), held.state
 
         try:
-            settled = await self._database.transact(work)
+            settled, found = await self._database.transact(work)
         except (Conflict, InvalidRequest) as error:
             log.error("settlement.refused", request=grant.request, hold=grant.hold, reason=error.message)
             raise
-        log.info("request.settled", request=grant.request, epoch=message.epoch, amount_nano=settled.amount_nano)
+        log.info(
+            "request.settled",
+            request=grant.request,
+            epoch=message.epoch,
+            amount_nano=settled.amount_nano,
+            hold_was=found.value,
+        )
         return settled
 
     async def release(self, message: Release) -> Settled:

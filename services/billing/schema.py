@@ -6,6 +6,7 @@ refuses what would pass a floor, and the whole transaction with it (invariant 2)
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy import text
@@ -64,31 +65,56 @@ END $$
 )
 
 
-def _triggers() -> list[str]:
-    statements = []
-    for table in _IMMUTABLE:
-        statements.append(_trigger("no_change", table.name, "BEFORE UPDATE OR DELETE", "ROW", "refuse_change"))
-    for name in [table.name for table in _IMMUTABLE] + ["holds", "balances", "accounts"]:
-        statements.append(_trigger("no_truncate", name, "BEFORE TRUNCATE", "STATEMENT", "refuse_change"))
-    statements.append(_trigger("no_delete", "holds", "BEFORE DELETE", "ROW", "refuse_change"))
-    statements.append(_trigger("guard", "holds", "BEFORE UPDATE", "ROW", "guard_hold"))
-    statements.append(
-        "CREATE OR REPLACE TRIGGER post AFTER INSERT ON billing.entries REFERENCING NEW TABLE AS posted "
-        "FOR EACH STATEMENT EXECUTE FUNCTION billing.post_entries()"
-    )
-    return statements
+_EXISTING: Final = text("""
+SELECT c.relname AS table_name, t.tgname AS trigger_name
+FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+WHERE c.relnamespace = CAST(:schema AS regnamespace) AND NOT t.tgisinternal
+""")
 
 
-def _trigger(name: str, table: str, when: str, each: str, function: str) -> str:
-    return (
-        f"CREATE OR REPLACE TRIGGER {name} {when} ON {SCHEMA}.{table} "
-        f"FOR EACH {each} EXECUTE FUNCTION {SCHEMA}.{function}()"
-    )
+@dataclass(frozen=True)
+class Trigger:
+    """`when`, `rows` and `each` as in CREATE TRIGGER; `function` takes no arguments."""
+
+    name: str
+    table: str
+    when: str
+    each: str
+    function: str
+    rows: str = ""
+
+    def create(self) -> str:
+        return (
+            f"CREATE TRIGGER {self.name} {self.when} ON {SCHEMA}.{self.table} {self.rows} "
+            f"FOR EACH {self.each} EXECUTE FUNCTION {SCHEMA}.{self.function}()"
+        )
+
+
+def triggers() -> list[Trigger]:
+    immutable = [table.name for table in _IMMUTABLE]
+    return [
+        *(Trigger("no_change", name, "BEFORE UPDATE OR DELETE", "ROW", "refuse_change") for name in immutable),
+        *(
+            Trigger("no_truncate", name, "BEFORE TRUNCATE", "STATEMENT", "refuse_change")
+            for name in (*immutable, "holds", "balances", "accounts")
+        ),
+        Trigger("no_delete", "holds", "BEFORE DELETE", "ROW", "refuse_change"),
+        Trigger("guard", "holds", "BEFORE UPDATE", "ROW", "guard_hold"),
+        Trigger("post", "entries", "AFTER INSERT", "STATEMENT", "post_entries", "REFERENCING NEW TABLE AS posted"),
+    ]
 
 
 async def create(connection: AsyncConnection) -> None:
-    """Everything that is missing. Idempotent; the caller holds the lock that lets one process at a time do this."""
+    """Everything that is missing. Idempotent; the caller holds the lock that lets one process at a time do this.
+
+    What exists is not made again: a new trigger locks its table, and other processes may be moving money meanwhile.
+    """
     await connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
     await connection.run_sync(METADATA.create_all)
-    for statement in (*_FUNCTIONS, *_triggers()):
-        await connection.execute(text(statement))
+    for function in _FUNCTIONS:
+        await connection.execute(text(function))
+    rows = await connection.execute(_EXISTING, {"schema": SCHEMA})
+    existing = {(row.table_name, row.trigger_name) for row in rows}
+    for trigger in triggers():
+        if (trigger.table, trigger.name) not in existing:
+            await connection.execute(text(trigger.create()))

@@ -11,13 +11,12 @@ from importlib.resources import files
 import asyncpg
 import msgspec
 from nacl.signing import SigningKey
-from shared.runtime.database import Database
 
-from services.billing import price_repository, schema
 from services.billing.accounts import key_digest, moment
 from services.billing.admin_schemas import NewAccount, NewKeyView
 from services.billing.administration import Administration
 from services.billing.handlers import Secrets, Statements
+from services.billing.main import open_books as open_books_of
 from services.billing.money import Money
 from services.billing.tags import TagPolicy
 from shared.contracts.epoch import Epoch, Stage
@@ -25,6 +24,7 @@ from shared.contracts.ids import RequestId, WorkerId
 from shared.contracts.messages import Authorize, Hold, Release, Revoked, Settle, Settled
 from shared.contracts.tag import Retention
 from shared.contracts.usage import Usage
+from shared.runtime.database import Database
 
 MODEL = "smollm2-135m-instruct"
 PRICES = files("services.billing").joinpath("prices.toml").read_text()
@@ -154,10 +154,6 @@ async def open_books(url: str) -> AsyncIterator[Books]:
     database = Database(url)
     clock = SetClock()
 
-    async def prepare(connection: object) -> None:
-        await schema.create(connection)  # type: ignore[arg-type]
-        await price_repository.adopt(connection, PRICES, moment(clock.now_s()))  # type: ignore[arg-type]
-
-    await database.transact(prepare)
+    await open_books_of(database, PRICES, moment(clock.now_s()))
     yield Books(url, database, clock)
-    await database.engine.dispose()
+    await database.close()

@@ -6,11 +6,13 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from services.billing import price_repository, sweep
 from services.billing.accounts import moment
 from services.billing.admin_schemas import NewCredit
+from services.billing.main import open_books as open_books_of
 from shared.contracts.errors import (
     AuthenticationFailed,
     ClaimRefused,
@@ -254,6 +256,21 @@ async def test_everything_at_once_over_several_accounts_stays_balanced(books: Bo
     assert sum([(await customer.balances())["held"] for customer in customers]) == 40 * HOLD_NANO
 
 
+async def test_books_open_again_while_money_moves(books: Books) -> None:
+    """A second process starts: it must neither stop the first one nor be stopped by it."""
+    customer = await books.customer(credit="1")
+
+    async def live(number: int) -> None:
+        await customer.settle(await customer.hold(f"r{number}"), usage())
+
+    async with asyncio.timeout(30):
+        await asyncio.gather(
+            *(live(number) for number in range(60)),
+            *(open_books_of(books.database, PRICES, moment(books.clock.now_s())) for _ in range(4)),
+        )
+    assert (await customer.balances())["revenue"] == 60 * COST_NANO
+
+
 async def test_a_model_without_a_price_is_not_found(books: Books) -> None:
     customer = await books.customer(credit="1")
     with pytest.raises(NotFound):
@@ -330,8 +347,4 @@ async def test_reports_that_no_worker_means_are_refused(books: Books, device_s: 
     customer = await books.customer(credit="1")
     message = settlement(await customer.hold("r1"), usage(), attempt)
     with pytest.raises(InvalidRequest):
-        await books.money.settle(type(message)(**{**_fields(message), "device_s": device_s}))
-
-
-def _fields(message: object) -> dict[str, object]:
-    return {name: getattr(message, name) for name in message.__struct_fields__}  # type: ignore[attr-defined]
+        await books.money.settle(msgspec.structs.replace(message, device_s=device_s))

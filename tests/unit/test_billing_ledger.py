@@ -67,10 +67,10 @@ def test_late_usage_takes_what_is_there_and_names_the_rest() -> None:
     assert ledger.late_usage(Funds(3, 4), 0) == ()
 
 
-def test_an_entry_moves_something_between_two() -> None:
-    for wrong in (lambda: Entry(G, H, 0), lambda: Entry(G, H, -1), lambda: Entry(G, G, 1)):
-        with pytest.raises(ValueError):
-            wrong()
+@pytest.mark.parametrize(("credit", "amount_nano"), [(H, 0), (H, -1), (G, 1)])
+def test_an_entry_moves_something_between_two(credit: Ledger, amount_nano: int) -> None:
+    with pytest.raises(ValueError):
+        Entry(G, credit, amount_nano)
 
 
 def test_a_second_end_is_a_conflict() -> None:
