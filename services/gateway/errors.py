@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
+import structlog
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,12 +13,15 @@ from starlette.responses import Response
 from shared.contracts import errors, limits
 from shared.contracts.errors import DeepServeError, InternalError, UnprocessableRequest
 
+log = structlog.get_logger()
+
 _STATUS_TYPES = {404: "not_found_error", 405: "invalid_request_error"}
 
 
 def public(error: DeepServeError) -> DeepServeError:
     """What the client may read: our own faults are told in the log, not to the client."""
     if error.status >= 500 and not error.retryable:
+        log.error("request.failed", error=f"{type(error).__name__}: {error.message}")
         return InternalError("The server had an error while processing your request. Please retry.")
     return error
 

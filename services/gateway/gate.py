@@ -75,6 +75,12 @@ class Gate:
             self.capacity.started()
             self._turns.pop(waiting.request).set_result(Slot(self))
 
+    def close(self) -> None:
+        """Turns away everybody who waits."""
+        for turn in self._turns.values():
+            if not turn.done():
+                turn.set_exception(Overloaded("This server is shutting down. Please retry."))
+
     async def _turn(self, waiting: Waiting) -> Slot:
         if not self._served():
             raise Overloaded("No worker serves this model at present.", retry_after_s=limits.RETRY_AFTER_S)
@@ -99,10 +105,10 @@ class Gate:
         """It leaves before its turn, or just as its turn came."""
         self._queue.remove(waiting.account, waiting.request)
         self._turns.pop(waiting.request, None)
-        if turn.done():
-            turn.result().leave()
-        else:
+        if not turn.done():
             turn.cancel()
+        elif turn.exception() is None:
+            turn.result().leave()
 
     def _admits(self) -> bool:
         now_s = self._clock.monotonic_s()

@@ -48,6 +48,8 @@ class TextTools:
 class Answer:
     """One request's output: `ready`, then `push` per token until `finished`, else `finish`.
 
+    `finished`: a stop string was completed, or `finish` was called; no token counts any more.
+
     With tools the tokens go in as text, since their markup is text to models other than DeepSeek's; else as ids, which
     log probabilities need.
     """
@@ -61,11 +63,7 @@ class Answer:
         self._hidden = tools.hidden
         self._reason: FinishReason = "stop"
         self.count = 0
-
-    @property
-    def finished(self) -> bool:
-        """A stop string was completed, or `finish` was called: no token counts any more."""
-        return self._processor.finished
+        self.finished = False
 
     def ready(self, prompt_tokens: int, hit_tokens: int, fingerprint: str | None) -> list[Chunk]:
         """The first chunk: the role."""
@@ -115,9 +113,9 @@ class Answer:
             natives = self._processor.push(piece)
         except RuntimeError as error:
             raise InternalError(f"the output processor failed: {error}") from error
-        finished = self._processor.finished
+        self.finished = self._processor.finished
         return [
-            Chunk(native, last=finished and index == len(natives) - 1)
+            Chunk(native, last=self.finished and index == len(natives) - 1)
             for index, native in enumerate(natives)
             if isinstance(native, ChatCompletionChunk)
         ]

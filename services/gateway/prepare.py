@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +41,7 @@ class Prepared:
 class Models:
     """All models of this gateway, by name."""
 
-    def __init__(self, models: list[ServedModel]) -> None:
+    def __init__(self, models: Sequence[ServedModel]) -> None:
         self._models = {model.name: model for model in models}
         self._options: ConversionOptions = options_for(list(self._models))
 

@@ -7,7 +7,7 @@ settled is replaced, and the next one asks what is to be done. All state is in `
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -45,10 +45,17 @@ class TokenInbox:
         self._open: dict[RequestId, Tracked] = {}
         self._ended: OrderedDict[RequestId, tuple[Tracked, float]] = OrderedDict()
         self._unsubscribe: list[Callable[[], Awaitable[None]]] = []
+        self._counts: Counter[str] = Counter()
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     @property
     def under_way(self) -> int:
         return len(self._open)
+
+    def ended_by_state(self) -> dict[str, float]:
+        """How many requests ended, since the start."""
+        return {state: float(count) for state, count in self._counts.items()}
 
     async def start(self) -> None:
         """From now on claims are answered; work may be published after this."""
@@ -62,14 +69,22 @@ class TokenInbox:
             await unsubscribe()
         self._unsubscribe.clear()
 
+    async def idle(self) -> None:
+        """Returns when no request is under way."""
+        await self._idle.wait()
+
     def track(self, tracked: Tracked) -> None:
         self._open[tracked.request.request] = tracked
+        self._idle.clear()
 
     def close(self, tracked: Tracked) -> None:
         """The request is over: whoever works on it is told the final count, or the hold is given back. Does not wait,
         so that nothing that ends the caller can come between."""
         request = tracked.request
         self._open.pop(request.request, None)
+        self._counts[request.state.value] += 1
+        if not self._open:
+            self._idle.set()
         now_s = self._clock.monotonic_s()
         self._ended[request.request] = (tracked, now_s + limits.ENDED_KEPT_S)
         while self._ended:

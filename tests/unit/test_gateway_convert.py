@@ -30,7 +30,8 @@ def refused(data: bytes) -> ClientError:
 def test_a_plain_request() -> None:
     converted = convert(body(temperature=0.5, top_p=0.9, seed=7, max_tokens=5, user_id="u", stream=True), OPTIONS)
     options = converted.request.inference_options
-    assert (options.temperature, options.top_p, options.seed) == (0.5, pytest.approx(0.9), 7)
+    assert (options.temperature, options.seed) == (0.5, 7)
+    assert options.top_p == pytest.approx(0.9)
     assert (converted.model, converted.user_id, converted.has_tools) == (MODEL, "u", False)
     assert converted.request.stream
 

@@ -134,7 +134,7 @@ def test_a_preferred_worker_has_a_short_bound() -> None:
 
 def test_work_that_nobody_claims_is_published_again_a_bounded_number_of_times() -> None:
     watch = Watch(0.0)
-    now_s, acts = 0.0, []
+    now_s, acts = 0.0, list[str]()
     watch.published(now_s, preferred=False)
     while not acts or acts[-1] == "again":
         now_s += limits.CLAIM_PATIENCE_S
