@@ -148,6 +148,10 @@ class FakeBus:
         if member is not None:
             member.at_death(self._die)
 
+    @property
+    def connected(self) -> bool:
+        return self._broker.up
+
     # -- work --------------------------------------------------------------------------------------------------------
 
     async def publish(self, subject: str, payload: bytes, message_id: str) -> None:
