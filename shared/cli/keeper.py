@@ -97,7 +97,7 @@ class ServiceKeeper:
             note(
                 self.spec.log,
                 "service.crashed",
-                service=self.spec.name,
+                name=self.spec.name,
                 reason=life.reason,
                 restart_in_s=backoff.wait_s,
                 restarts=self._restarts,

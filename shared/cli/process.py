@@ -10,6 +10,7 @@ import shutil
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -125,7 +126,7 @@ async def gone(pid: int, born_s: float | None, *, poll_s: float, timeout_s: floa
 
 def note(log: Path, event: str, **fields: object) -> None:
     """Adds the supervisor's own line to a service's log, in the form of the service's lines."""
-    line = {"event": event, "level": "warning", "logger": "supervisor", "timestamp": time.time(), **fields}
+    line = {"service": "supervisor", **fields, "event": event, "level": "warning", "timestamp": datetime.now(UTC)}
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         os.write(descriptor, msgspec.json.encode(line) + b"\n")
