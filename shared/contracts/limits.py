@@ -239,7 +239,6 @@ STORE_QUEUE_MAX: Final = 256
 """Operations that wait for a thread of the store or run in one; beyond it the store is overloaded."""
 STORE_FREE_BYTES_MIN: Final = 512 * 2**20
 """Writes are refused below this much free space: a full disk would take Postgres and JetStream down as well."""
-STORE_LIST_BATCH: Final = 256
 STORE_TEMPORARY_AGE_S: Final = 3_600.0
 """A temporary file of a write that never finished is removed at this age."""
 OBJECT_BYTES_MAX: Final = 64 * 2**20

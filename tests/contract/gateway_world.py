@@ -91,6 +91,7 @@ class Billing:
     asked: list[Message] = field(default_factory=list)
     released: asyncio.Queue[Release] = field(default_factory=asyncio.Queue)
     on_hold: Callable[[], Awaitable[None]] | None = None
+    stops: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
 
     @property
     def verify_key(self) -> bytes:
@@ -351,7 +352,8 @@ async def world(nats_url: str, folder: Path, **options: Any) -> AsyncIterator[Wo
         stack.push_async_callback(ours.close)
         theirs = await NatsBus.connect(nats_url, cluster_key, "world")
         stack.push_async_callback(theirs.close)
-        for stop in await billing.serve(theirs):
+        billing.stops = await billing.serve(theirs)
+        for stop in billing.stops:
             stack.push_async_callback(stop)
         gateway = Gateway(
             GatewayId("gateway-1"),

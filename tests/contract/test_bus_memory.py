@@ -25,13 +25,13 @@ async def _connections(broker: Broker) -> AsyncIterator[Connect]:
 
 class TestFakeBus(BusSuite):
     @pytest.fixture
-    async def connect(self) -> AsyncIterator[Connect]:  # type: ignore[override]
+    async def connect(self) -> AsyncIterator[Connect]:
         async for connect in _connections(Broker()):
             yield connect
 
 
 class TestTightFakeBus(TightBusSuite):
     @pytest.fixture
-    async def connect(self) -> AsyncIterator[Connect]:  # type: ignore[override]
+    async def connect(self) -> AsyncIterator[Connect]:
         async for connect in _connections(Broker(streams=TIGHT_STREAMS)):
             yield connect
