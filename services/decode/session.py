@@ -16,12 +16,14 @@ from shared.contracts.block import unpack_tokens
 from shared.contracts.errors import DeepServeError, OutOfPages
 from shared.contracts.messages import ClaimReply, DecodeWork, FinishReason
 from shared.contracts.ports import SequenceSpec
+from shared.runtime.service import as_internal_error
 from shared.worker import attempt as attempts
 from shared.worker.attempt import Attempt
 from shared.worker.block_writer import SequenceWrites
 from shared.worker.chain import KeyChain
 from shared.worker.emitter import Ending, TokenStream
 from shared.worker.endings import final_ending
+from shared.worker.engine_loop import EngineStopped
 from shared.worker.floor import Floor
 from shared.worker.race import first_of, unless
 from shared.worker.targets import PoolTarget
@@ -50,13 +52,16 @@ class DecodeSession:
         self._writes = SequenceWrites(floor.writer, self._work.request, floor.block_tokens, floor.spawn)
 
     async def run(self) -> Ending:
-        """Never raises an error of the tree: the client is told, and the ending says what is paid."""
+        """The client is told of an error, of a bug too, and the ending says what is paid. Raises EngineStopped alone:
+        another worker may do better."""
         try:
             self._floor.check_revoked(self._attempt.grant)
             reason = self._finished_already()
             if reason is not None:
                 return await self._say_finish(reason)
-            return await self._run()
+            return await as_internal_error(self._run())
+        except EngineStopped:
+            raise
         except OutOfPages as error:
             log.warning("pages.missed", request=self._work.request, error=error.message)
             return await self._say_finish("insufficient_system_resource")
@@ -126,7 +131,7 @@ class DecodeSession:
             answer = self._make_answer(adopted, chain)
             floor.router.attach(self._work.request, adopted.loaded_tokens, answer.on_produced)
             stack.push_async_callback(self._leave)
-            await floor.engine.add(
+            await floor.engine.add_within(
                 SequenceSpec(
                     request=self._work.request,
                     tokens=tokens,
@@ -135,7 +140,8 @@ class DecodeSession:
                     sampling=self._work.sampling,
                     prefix=adopted.prefix,
                     tail=adopted.tail,
-                )
+                ),
+                attempts.patience_s(attempt, floor.clock.now_s()),
             )
         log.info("handoff.adopted", request=self._work.request, epoch=attempt.epoch, loaded=adopted.loaded_tokens)
         return answer

@@ -56,6 +56,11 @@ class Prompt:
     def full_blocks(self) -> int:
         return len(self._chain.keys)
 
+    @property
+    def loaded(self) -> Sequence[BlockRef]:
+        """The hit: blocks that were read and not computed."""
+        return [self._prefix.known[i] for i in range(len(self._prefix.payloads))]
+
     def on_produced(self, produced: Produced, device_s: float) -> None:
         self.device_s += device_s
         if produced.tokens and not self.first.done():

@@ -17,6 +17,7 @@ from shared.contracts.errors import DeadlineExceeded, DeepServeError, InvalidReq
 from shared.contracts.messages import BlockRef, ClaimReply, DecodeWork, Done, PrefillTiming, PrefillWork, Touch
 from shared.contracts.ports import SequenceSpec
 from shared.runtime import rpc
+from shared.runtime.service import as_internal_error
 from shared.worker import attempt as attempts
 from shared.worker import handoff_objects
 from shared.worker.attempt import Attempt
@@ -24,6 +25,7 @@ from shared.worker.block_writer import SequenceWrites
 from shared.worker.chain import KeyChain
 from shared.worker.emitter import Ending, TokenStream
 from shared.worker.endings import final_ending
+from shared.worker.engine_loop import EngineStopped
 from shared.worker.floor import Floor
 from shared.worker.race import first_of, unless
 from shared.worker.targets import HandoffTarget, PoolTarget
@@ -82,12 +84,14 @@ class PrefillSession:
         return self._prompt.device_s if self._prompt else 0.0
 
     async def run(self) -> Outcome:
-        """Never raises an error of the tree: it is the outcome."""
+        """An error is the outcome, a bug too. Raises EngineStopped alone: another worker may do better."""
         handed_off = False
         try:
             async with AsyncExitStack() as stack:
-                outcome = await self._run(stack)
+                outcome = await as_internal_error(self._run(stack))
             handed_off = isinstance(outcome, HandedOff)
+        except EngineStopped:
+            raise
         except OutOfPages as error:
             outcome = Failed(Overloaded(error.message))
         except DeepServeError as error:
@@ -107,6 +111,8 @@ class PrefillSession:
             return Ended(ended.result(), ran=True)
         if not prompt.first.done():
             raise DeadlineExceeded("the prompt was not read before the request's deadline")
+        if prompt.loaded:
+            self._floor.spawn(self._touch(prompt.loaded))
         first = prompt.first.result()
         if first.finish is not None:
             return await self._finish()
@@ -126,7 +132,7 @@ class PrefillSession:
         self._prompt = prompt
         floor.router.attach(self._work.request, loaded_tokens, prompt.on_produced)
         stack.push_async_callback(self._leave)
-        await floor.engine.add(
+        await floor.engine.add_within(
             SequenceSpec(
                 request=self._work.request,
                 tokens=attempt.prompt,
@@ -134,10 +140,9 @@ class PrefillSession:
                 max_new_tokens=1,
                 sampling=self._work.sampling,
                 prefix=prefix.payloads,
-            )
+            ),
+            attempts.patience_s(attempt, floor.clock.now_s()),
         )
-        if prefix.payloads:
-            floor.spawn(self._touch([prefix.known[i] for i in range(len(prefix.payloads))]))
         return prompt
 
     def _check(self) -> None:

@@ -20,3 +20,6 @@ class Epoch(msgspec.Struct, frozen=True, order=True, array_like=True):
     attempt: int
     stage: Stage
     delivery: int
+
+    def __str__(self) -> str:
+        return f"{self.attempt}/{self.stage.name.lower()}/{self.delivery}"

@@ -17,9 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shared.contracts import limits
-from shared.contracts.errors import BlockMiss, DeepServeError, InternalError
+from shared.contracts.errors import BlockMiss, DeepServeError, InternalError, OutOfPages
 from shared.contracts.ids import RequestId
 from shared.contracts.ports import Engine, EngineProfile, Produced, SequenceSpec
+
+
+class EngineStopped(InternalError):
+    """This worker cannot go on; another one can: the request is given back and not failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,8 @@ class EngineLoop:
         self._stopped = False
         self._pages_free = engine.pages_free()
         self._present: set[RequestId] = set()
+        self._left = asyncio.Event()
+        """Set, and replaced, when a sequence leaves."""
         self._steps: asyncio.Queue[Step] = asyncio.Queue()
 
     @property
@@ -79,6 +85,20 @@ class EngineLoop:
         """Raises OutOfPages, InvalidRequest, BlockMiss as the engine's `add` does."""
         await self._submit(self._urgent, _Command(spec.request, lambda: self._add(spec), wakes=True))
 
+    async def add_within(self, spec: SequenceSpec, timeout_s: float) -> None:
+        """As `add`; where pages are short it waits for sequences to leave, at most `timeout_s`: those that run may have
+        outgrown what they were promised."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    left = self._left
+                    try:
+                        return await self.add(spec)
+                    except OutOfPages:
+                        await left.wait()
+        except TimeoutError as error:
+            raise OutOfPages(f"no pages came free in {timeout_s:g} s") from error
+
     async def remove(self, request: RequestId) -> None:
         """Idempotent. Exports of this request that have not begun fail with BlockMiss(removed)."""
         with self._condition:
@@ -89,6 +109,8 @@ class EngineLoop:
                 command.future.set_exception(BlockMiss("removed", "its sequence left the engine"))
         # Pages that came free may let a starved sequence go on.
         await self._submit(self._urgent, _Command(request, lambda: self._remove(request), wakes=True))
+        self._left.set()
+        self._left = asyncio.Event()
 
     async def export(self, request: RequestId, block: int, tokens: int) -> bytes:
         """A copy of the first `tokens` positions of a block. Raises BlockMiss(removed)."""
@@ -110,7 +132,7 @@ class EngineLoop:
     async def _submit(self, queue: deque[_Command], command: _Command) -> Any:
         with self._condition:
             if self._stopped:
-                raise InternalError("the engine has stopped")
+                raise EngineStopped("the engine has stopped")
             queue.append(command)
             self._condition.notify()
         return await asyncio.wrap_future(command.future)
@@ -159,7 +181,7 @@ class EngineLoop:
             done = True
         finally:
             if not done:
-                command.future.set_exception(InternalError("the engine broke"))
+                command.future.set_exception(EngineStopped("the engine broke"))
         return command.wakes
 
     def _add(self, spec: SequenceSpec) -> None:
@@ -193,4 +215,4 @@ class EngineLoop:
             self._exports.clear()
         for command in rest:
             if command.future.set_running_or_notify_cancel():
-                command.future.set_exception(InternalError("the engine has stopped"))
+                command.future.set_exception(EngineStopped("the engine has stopped"))

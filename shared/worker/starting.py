@@ -61,7 +61,7 @@ async def start_worker(
             entropy=os.urandom,
             step_rows=settings.step_rows,
             capacity=settings.sequences_max,
-            grace_s=GRACE_PART * settings.drain_timeout_s,
+            grace_s=min(limits.WORKER_GRACE_S, GRACE_PART * settings.drain_timeout_s),
         )
     )
     _watch(service, worker.floor)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -77,6 +78,7 @@ class Books:
     settled: dict[RequestId, Settle] = field(default_factory=dict)
     released: dict[RequestId, Release] = field(default_factory=dict)
     namespace_keys: dict[NamespaceId, bytes] = field(default_factory=dict)
+    keys_given: dict[str, set[NamespaceId]] = field(default_factory=lambda: defaultdict(set))
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     @property
@@ -142,6 +144,7 @@ class Books:
         claims = self._claims(message.grant)
         assert message.namespace == claims.namespace
         assert claims.cache_read or claims.cache_write, "a trial account asks for no key"
+        self.keys_given[claims.account].add(message.namespace)
         key = self.namespace_keys.setdefault(message.namespace, os.urandom(32))
         return NamespaceKeyReply(sealed_key=sealing.seal(self.cluster_key, NAMESPACE_KEY_SEAL, key))
 
@@ -206,6 +209,13 @@ class GatewayStandIn:
         self._beating.cancel()
         self.asked.clear()
 
+    def note(self, account: Account, prompt: list[int], max_output_tokens: int, stop_at: int | None = None) -> Asked:
+        """A new request, not yet published."""
+        request = RequestId(str(uuid.uuid4()))
+        grant = self._books.grant(account, request, len(prompt), max_output_tokens)
+        asked = self.asked[request] = Asked(request, grant, stop_at)
+        return asked
+
     async def ask(
         self,
         account: Account,
@@ -217,21 +227,19 @@ class GatewayStandIn:
         stop_at: int | None = None,
     ) -> Asked:
         """Publishes the work of a new request."""
-        request = RequestId(str(uuid.uuid4()))
-        grant = self._books.grant(account, request, len(prompt), max_output_tokens)
-        asked = self.asked[request] = Asked(request, grant, stop_at)
+        asked = self.note(account, prompt, max_output_tokens, stop_at)
         work = PrefillWork(
-            request=request,
+            request=asked.request,
             attempt=1,
             gateway=self.id,
             model=MODEL,
             tokens=pack_tokens(prompt),
             sampling=Sampling(temperature=temperature, top_p=1.0, seed=7, stop_tokens=(2,), top_logprobs=top_logprobs),
-            grant=grant,
+            grant=asked.grant,
             published_at_s=SystemClock().now_s(),
         )
         await self._bus.publish(
-            subjects.work_any("prefill", MODEL), messages.encode(work), subjects.message_id(request, 1, "prefill")
+            subjects.work_any("prefill", MODEL), messages.encode(work), subjects.message_id(asked.request, 1, "prefill")
         )
         return asked
 

@@ -121,7 +121,13 @@ async def working(worker: Worker, drain: asyncio.Event) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def system(
-    nats_url: str, database_url: str, store: BlockStore, *, pages: int = 256, rows_per_s: float | None = None
+    nats_url: str,
+    database_url: str,
+    store: BlockStore,
+    *,
+    pages: int = 256,
+    rows_per_s: float | None = None,
+    index: bool = True,
 ) -> AsyncIterator[System]:
     cluster_key = os.urandom(32)
     async with AsyncExitStack() as stack:
@@ -139,7 +145,7 @@ async def system(
         sweeper = Sweeper(repository, store, SystemClock(), interval_s=3_600.0)
         verifier = signing.Verifier(books.verify_key)
         handlers = IndexHandlers(repository, verifier.grant, sweeper.discard, SystemClock())
-        for stop in await serve_index(buses["cache_index"], handlers):
+        for stop in await serve_index(buses["cache_index"], handlers) if index else ():
             stack.push_async_callback(stop)
         prefill = make_worker("prefill", "prefill-1", buses["prefill"], store, books, make_engine(pages, rows_per_s))
         decode = make_worker("decode", "decode-1", buses["decode"], store, books, make_engine(pages, rows_per_s))

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from shared.contracts import limits
-from shared.contracts.block import object_name
+from shared.contracts import limits, messages
+from shared.contracts.block import object_name, pack_tokens
 from shared.contracts.errors import Overloaded
-from shared.contracts.messages import Settle, TokenEntry
+from shared.contracts.messages import BlockRef, DecodeWork, Release, Sampling, Settle, TokenEntry
 from shared.contracts.ports import Space
 from shared.contracts.usage import Usage
 from shared.runtime.stores.directory import open_directory
 from tests.fakes.store import FINE, Fate, MemoryDisk, flipped, torn
-from tests.integration.path_parts import Account
+from tests.integration.path_parts import MODEL, Account
 from tests.integration.path_system import BLOCK, System, answer_alone, make_engine, make_worker, system, working
 
 pytestmark = pytest.mark.servers
@@ -229,3 +229,73 @@ async def test_a_drained_decode_worker_gives_its_request_to_another_without_a_se
     settled = await slow.books.ended(asked.request)
     assert isinstance(settled, Settle)
     assert (settled.usage.output, settled.worker) == (200, "decode-2")
+
+
+async def test_answers_that_outgrow_the_pages_leave_and_come_back_without_a_seam(
+    nats_url: str, fresh_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """24 pages of 8 tokens for three answers of 80 tokens: all three never fit at once."""
+    monkeypatch.setattr(limits, "ANSWER_TOKENS_EXPECTED", 8)
+    prompts = [prompt(20 + i, 20) for i in range(3)]
+    async with system(nats_url, fresh_database, open_directory(tmp_path), pages=24) as small:
+        asked = [await small.gateway.ask(Account(f"a{i}"), prompts[i], 80) for i in range(3)]
+        for i, one in enumerate(asked):
+            await small.gateway.answered(one)
+            assert (one.finish, one.answer) == ("length", answer_alone(prompts[i], 80))
+        assert small.decode.floor.counters.snapshot()["answer.preempted"] > 0
+        await small.gateway.idle("decode-1")
+        assert small.decode.floor.pages.free == small.decode.floor.engine.pages_free == 24
+
+
+async def test_a_prompt_that_never_fits_is_refused_and_its_hold_released(
+    nats_url: str, fresh_database: str, tmp_path: Path
+) -> None:
+    async with system(nats_url, fresh_database, open_directory(tmp_path)) as here:
+        asked = await here.gateway.answered(await here.gateway.ask(Account("a"), prompt(30, 512), 10))
+        assert asked.error == "InvalidRequest"
+        assert isinstance(await here.books.ended(asked.request), Release)
+
+
+async def test_a_dead_index_costs_a_miss_and_nothing_else(nats_url: str, fresh_database: str, tmp_path: Path) -> None:
+    account, asked_tokens = Account("a"), prompt(31, 3 * BLOCK + 1)
+    async with system(nats_url, fresh_database, open_directory(tmp_path), index=False) as here:
+        for _ in range(2):
+            asked = await here.gateway.answered(await here.gateway.ask(account, asked_tokens, 20))
+            assert (asked.hit_tokens, asked.answer) == (0, answer_alone(asked_tokens, 20))
+        counts = here.prefill.floor.counters.snapshot()
+        assert counts["lookup.failed"] == 2
+        # Decode reads what prefill wrote by its name: the rows are only for others.
+        assert not any(name.startswith("miss") for name in here.decode.floor.counters.snapshot())
+
+
+async def test_another_namespaces_handoff_is_not_read(here: System) -> None:
+    """A handoff that names a foreign namespace (a worker taken over) is computed from its token ids."""
+    victim, thief = Account("victim"), Account("thief")
+    asked_tokens = prompt(32, 3 * BLOCK + 1)
+    await here.gateway.answered(await here.gateway.ask(victim, asked_tokens, 4))
+    refs = tuple(
+        BlockRef(source="pool", namespace=victim.namespace, key=row["key"], put_id=row["put_id"])
+        for row in (await here.rows())[:3]
+    )
+    asked = here.gateway.note(thief, asked_tokens, 12)
+    work = DecodeWork(
+        request=asked.request,
+        attempt=1,
+        gateway=here.gateway.id,
+        model=MODEL,
+        tokens=pack_tokens(asked_tokens),
+        blocks=refs,
+        tail=None,
+        handoff_key=bytes(32),
+        first_token=answer_alone(asked_tokens, 1)[0],
+        hit_tokens=0,
+        sampling=Sampling(temperature=0.0, top_p=1.0, seed=7, stop_tokens=(2,)),
+        grant=asked.grant,
+        published_at_s=0.0,
+    )
+    await here.bus.publish("decode.hash.any", messages.encode(work), "theft")
+    asked.tokens[0] = work.first_token
+    await here.gateway.answered(asked)
+    assert asked.answer == answer_alone(asked_tokens, 12)
+    assert victim.namespace in here.books.namespace_keys
+    assert here.books.keys_given[thief.name] <= {thief.namespace}
