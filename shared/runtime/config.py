@@ -156,6 +156,12 @@ class WorkerSettings(Settings):
 
     # -- the pool ------------------------------------------------------------------------------------------------------
     store: StoreAddress = Field(description="The block store: dir:PATH.")
+    heap_kept_bytes: int = Field(
+        default=256 * 2**20,
+        ge=0,
+        le=2**31 - 1,
+        description="Freed memory that is kept for the next blocks; 0 leaves it to the C library, which is slower.",
+    )
 
 
 class PrefillSettings(WorkerSettings):

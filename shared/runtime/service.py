@@ -23,8 +23,9 @@ from shared.contracts import block, limits
 from shared.contracts.errors import DeepServeError, InternalError, SettingsError
 from shared.runtime import log
 from shared.runtime.clock import SystemClock
-from shared.runtime.config import Settings, load
+from shared.runtime.config import Settings, WorkerSettings, load
 from shared.runtime.health import HealthServer, write_port
+from shared.runtime.memory import keep_freed_memory
 from shared.runtime.metrics import Metrics
 
 _log = structlog.get_logger()
@@ -167,6 +168,8 @@ def run(kind: type[S], start: Callable[[Service, S], Coroutine[Any, Any, None]])
         settings = load(kind)
         log.configure(kind.role, settings.log_level)
         block.check_golden()
+        if isinstance(settings, WorkerSettings) and settings.heap_kept_bytes:
+            keep_freed_memory(settings.heap_kept_bytes)
         _log.info("service.starting", settings=settings.effective())
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(kind.role, settings, start))
