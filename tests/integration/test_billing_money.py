@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from services.billing import price_repository, sweep
+from services.billing import sweep
 from services.billing.accounts import moment
 from services.billing.admin_schemas import NewCredit
 from services.billing.main import open_books as open_books_of
@@ -77,6 +77,8 @@ async def test_hits_cost_the_hit_price(books: Books) -> None:
 
 
 async def test_a_repeated_hold_gets_the_same_grant_and_holds_once(books: Books) -> None:
+    """The second time the balance is empty, and the grant was read back from the database, its times with it."""
+    books.clock.time_s += 0.123457
     customer = await books.customer(credit="0.00021")
     message = await customer.hold_message("r1", user_id="u")
     first = await books.money.hold(message)
@@ -277,6 +279,20 @@ async def test_a_model_without_a_price_is_not_found(books: Books) -> None:
         await customer.hold("r1", model="unknown")
 
 
+async def test_a_free_model_is_held_and_settled_for_nothing(books: Books) -> None:
+    customer = await books.customer(credit="1")
+    free = '[[price]]\nmodel = "free"\ncurrency = "USD"\nhit = "0"\nmiss = "0"\noutput = "0"\n'
+    await open_books_of(books.database, free, moment(books.clock.now_s()))
+    reply = await books.money.hold(await customer.hold_message("r1", model="free"))
+    assert reply.hold_nano == 0
+    assert [(await customer.settle(reply.grant, usage())).amount_nano for _ in range(2)] == [0, 0]
+    with pytest.raises(Conflict):
+        await customer.settle(reply.grant, usage(output=1))
+    with pytest.raises(NotFound):
+        await customer.hold("r2")
+    assert len(await customer.entries()) == 1
+
+
 async def test_an_account_pays_in_its_currency(books: Books) -> None:
     customer = await books.customer(credit="1", currency="CNY")
     reply = await books.money.hold(await customer.hold_message("r1"))
@@ -290,11 +306,8 @@ async def test_a_hold_keeps_the_prices_that_it_was_placed_at(books: Books) -> No
     old = await customer.hold("r1")
     dearer = PRICES.replace('"0.15"', '"0.30"')
     books.clock.time_s += 1
-
-    async def adopt(connection: object) -> int:
-        return await price_repository.adopt(connection, dearer, moment(books.clock.now_s()))  # type: ignore[arg-type]
-
-    assert [await books.database.transact(adopt) for _ in range(2)] == [2, 2]
+    now = moment(books.clock.now_s())
+    assert [await open_books_of(books.database, dearer, now) for _ in range(2)] == [2, 2]
     new = await books.money.hold(await customer.hold_message("r2"))
     assert new.hold_nano == 1_000 * 300 + 100 * 600
     assert (await customer.settle(old, usage())).amount_nano == COST_NANO
