@@ -13,7 +13,7 @@ assert keep_freed_memory(256 * 2**20)
 
 def hold_and_free():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    blocks = [bytes(1_500_000) for _ in range(20)]
+    blocks = [b"x" * 1_500_000 for _ in range(20)]
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 print(hold_and_free(), hold_and_free(), hold_and_free())
