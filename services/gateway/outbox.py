@@ -1,5 +1,7 @@
-"""Between the flow that makes chunks and the writer whose pace the client sets. Bounded: a client that lags behind by
-limits.STREAM_BUFFER_TOKENS_MAX is disconnected, and never slows the request's work or its final count."""
+"""Between the flow that makes chunks and the writer whose pace the client sets.
+
+Bounded: a client that lags too far behind is disconnected, and never slows the request's work or its final count.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,6 @@ import asyncio
 from dataclasses import dataclass, field
 
 from services.gateway.output import Chunk, Opened
-from shared.contracts import limits
 from shared.contracts.errors import DeepServeError
 
 
@@ -24,7 +25,7 @@ class Batch:
 class Outbox:
     """`stream`: whether the client wants a stream; None until its request was read."""
 
-    def __init__(self, chunks_max: int = limits.STREAM_BUFFER_TOKENS_MAX) -> None:
+    def __init__(self, chunks_max: int) -> None:
         self.error: DeepServeError | None = None
         self.stream: bool | None = None
         self._chunks_max = chunks_max

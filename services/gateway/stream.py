@@ -164,7 +164,7 @@ class ChatResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises what is a bug of the flow; the server answers 500 or cuts the connection."""
-        outbox = Outbox()
+        outbox = Outbox(limits.STREAM_BUFFER_TOKENS_MAX)
         writer = Writer(outbox, scope, receive, send, timing=self._timing)
         loop = asyncio.get_running_loop()
         flow = loop.create_task(RequestFlow(self._edge, self._call, outbox).run(), name="flow")

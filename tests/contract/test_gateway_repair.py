@@ -13,11 +13,15 @@ import httpx2
 import openai
 import pytest
 
+from services.gateway.auth import api_key
+from services.gateway.edge import Call
+from services.gateway.stream import ChatResponse
 from shared.contracts import limits
 from shared.contracts.block import pack_tokens
 from shared.contracts.epoch import Epoch, Stage
 from shared.contracts.errors import InternalError, Overloaded
-from shared.contracts.messages import Acknowledge, Finalize, Resend, TokenLogprob
+from shared.contracts.ids import RequestId
+from shared.contracts.messages import Acknowledge, Finalize, Resend
 from tests.contract.gateway_world import KEY, MODEL, WAIT_S, Job, World, world
 
 pytestmark = pytest.mark.servers
@@ -223,13 +227,13 @@ async def test_an_error_of_the_engine_amid_a_stream_is_never_a_success(place: Wo
     job = await begun(place, *tokens)
     stream = await task
     text = ""
+    while text != "one two":
+        chunk = await anext(stream)
+        text += chunk.choices[0].delta.content or ""
+        assert chunk.choices[0].finish_reason is None
+    await job.send(2, error=InternalError("a secret"))
     with pytest.raises(openai.APIError):
-        async for chunk in stream:
-            text += chunk.choices[0].delta.content or ""
-            assert chunk.choices[0].finish_reason is None
-            if text == "one two":
-                await job.send(2, error=InternalError("a secret"))
-    assert text == "one two"
+        await anext(stream)
 
     task2 = asking(place, STREAM)
     job = await begun(place, *tokens)
@@ -371,27 +375,35 @@ async def test_an_error_after_a_keep_alive_is_in_the_body(nats_url: str, tmp_pat
 
 
 async def test_a_client_that_does_not_read_is_cut_off_and_its_work_ends(
-    nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "STREAM_BUFFER_TOKENS_MAX", 50)
-    async with world(nats_url, tmp_path) as place:
-        body = json.dumps(STREAM | {"logprobs": True, "top_logprobs": 20}).encode()
-        reader, writer = await asyncio.open_connection("127.0.0.1", place.gateway.port, limit=1)
-        head = f"POST /chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
-        writer.write(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        token = place.ids("a")[0]
-        logprob = TokenLogprob(logprob=-1.0, top=tuple((token, -1.0) for _ in range(20)))
-        job = await begun(place, token)
-        told = asyncio.create_task(job.told(Finalize))
-        sent = 1
-        while not told.done() and sent < 1_900:
-            await job.send(sent, [token], logprobs=[logprob])
-            sent += 1
-            await place.http.get("/healthz")
-        final: Finalize = await told
-        assert final.reason == "cancelled"
-        writer.close()
-        reader.feed_eof()
+    call = Call(
+        RequestId("slow"),
+        api_key(f"Bearer {KEY}"),
+        json.dumps(STREAM).encode(),
+        None,
+        asyncio.get_running_loop().time(),
+    )
+    never = asyncio.Event()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            await never.wait()
+
+    async def receive() -> Any:
+        await never.wait()
+
+    answering = asyncio.create_task(ChatResponse(place.gateway.edge, call, timing=False)({}, receive, send))
+    tokens = place.ids("a" * 99)
+    job = await begun(place, tokens[0])
+    for index in range(1, len(tokens)):
+        await job.send(index, [tokens[index]])
+    final: Finalize = await job.told(Finalize)
+    assert final.reason == "cancelled"
+    assert 50 < final.count <= len(tokens)
+    async with asyncio.timeout(WAIT_S):
+        await answering
 
 
 async def test_draining_lets_answers_end_and_takes_no_new_ones(place: World) -> None:
