@@ -19,6 +19,7 @@ from services.cache_index.schema import make_tables
 from services.cache_index.sweeper import Sweeper
 from services.decode.worker import DecodeWorker
 from services.prefill.worker import PrefillWorker
+from shared.contracts import subjects
 from shared.contracts.ids import WorkerId
 from shared.contracts.messages import Role, Sampling
 from shared.contracts.ports import BlockStore, Bus, SequenceSpec
@@ -76,6 +77,16 @@ class System:
 
     async def rows(self) -> list[asyncpg.Record]:
         return await self.pool.fetch("SELECT * FROM cache_index.blocks ORDER BY namespace, position")
+
+    async def first_commit(self) -> asyncio.Event:
+        """Set when a block's row is asked for: some prompt is being computed."""
+        committed = asyncio.Event()
+
+        async def on_commit(subject: str, payload: bytes) -> None:
+            committed.set()
+
+        await self.bus.subscribe(subjects.INDEX_COMMIT, on_commit)
+        return committed
 
     async def objects(self, space: Any) -> list[str]:
         return [found.name async for found in self.store.list(space)]

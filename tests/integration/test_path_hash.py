@@ -10,10 +10,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from services.decode.worker import DecodeWorker
 from shared.contracts import limits, messages
 from shared.contracts.block import object_name, pack_tokens
+from shared.contracts.epoch import Epoch, Stage
 from shared.contracts.errors import Overloaded
 from shared.contracts.messages import BlockRef, DecodeWork, Release, Sampling, Settle, TokenEntry
 from shared.contracts.ports import Space
@@ -299,3 +302,105 @@ async def test_another_namespaces_handoff_is_not_read(here: System) -> None:
     assert asked.answer == answer_alone(asked_tokens, 12)
     assert victim.namespace in here.books.namespace_keys
     assert here.books.keys_given[thief.name] <= {thief.namespace}
+
+
+class ByHand:
+    """A delivery that a test hands to a worker itself."""
+
+    def __init__(self, payload: bytes, number: int) -> None:
+        self.payload = payload
+        self.subject = "decode.hash.any"
+        self.number = number
+        self.ends: list[str] = []
+
+    async def ack(self) -> None:
+        self.ends.append("ack")
+
+    async def nak(self, delay_s: float) -> None:
+        self.ends.append("nak")
+
+    async def drop(self) -> None:
+        self.ends.append("drop")
+
+    async def in_progress(self) -> None:
+        """Nothing lapses here."""
+
+
+async def test_a_newer_delivery_in_the_same_worker_takes_over_and_the_older_settles_nothing(slow: System) -> None:
+    asked_tokens = prompt(33, 3 * BLOCK + 1)
+    asked = slow.gateway.note(Account("t", paid=False), asked_tokens, 150)
+    work = DecodeWork(
+        request=asked.request,
+        attempt=1,
+        gateway=slow.gateway.id,
+        model=MODEL,
+        tokens=pack_tokens(asked_tokens),
+        blocks=(),
+        tail=None,
+        handoff_key=bytes(32),
+        first_token=answer_alone(asked_tokens, 1)[0],
+        hit_tokens=0,
+        sampling=Sampling(temperature=0.0, top_p=1.0, seed=7, stop_tokens=(2,)),
+        grant=asked.grant,
+        published_at_s=0.0,
+    )
+    asked.tokens[0] = work.first_token
+    handle = DecodeWorker(slow.decode.floor).handle
+    older, newer = (ByHand(messages.encode(work), number) for number in (1, 2))
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        tasks.create_task(handle(older))
+        await slow.gateway.until(lambda: asked.received > 20)
+        tasks.create_task(handle(newer))
+        await slow.gateway.answered(asked)
+    assert asked.answer == answer_alone(asked_tokens, 150)
+    assert (older.ends, newer.ends) == ([], ["ack"])
+    settled = await slow.books.ended(asked.request)
+    assert isinstance(settled, Settle)
+    assert (settled.epoch.delivery, settled.usage.output) == (2, 150)
+
+
+async def test_unreadable_and_stale_work_is_dropped(here: System) -> None:
+    handle = DecodeWorker(here.decode.floor).handle
+    garbage = ByHand(b"\x00", 1)
+    await handle(garbage)
+    asked = here.gateway.note(Account("a"), prompt(34, 4), 5)
+    asked.epoch = Epoch(2, Stage.PREFILL, 1)
+    work = DecodeWork(
+        request=asked.request,
+        attempt=1,
+        gateway=here.gateway.id,
+        model=MODEL,
+        tokens=pack_tokens(prompt(34, 4)),
+        blocks=(),
+        tail=None,
+        handoff_key=bytes(32),
+        first_token=5,
+        hit_tokens=0,
+        sampling=Sampling(temperature=0.0, top_p=1.0, seed=7, stop_tokens=()),
+        grant=asked.grant,
+        published_at_s=0.0,
+    )
+    stale = ByHand(messages.encode(work), 1)
+    await handle(stale)
+    other_grant = here.gateway.note(Account("b"), prompt(34, 4), 5).grant
+    foreign = ByHand(messages.encode(msgspec.structs.replace(work, grant=other_grant)), 1)
+    await handle(foreign)
+    assert garbage.ends == stale.ends == foreign.ends == ["drop"]
+    assert here.books.settled == {}
+
+
+async def test_a_cancel_during_prefill_stops_it_within_a_step_and_pays_the_prompt(slow: System) -> None:
+    asked_tokens = prompt(35, 500)  # a second of prefill, in sixteen steps
+    computing = await slow.first_commit()
+    asked = await slow.gateway.ask(Account("a"), asked_tokens, 10)
+    async with asyncio.timeout(10):
+        await computing.wait()
+    await slow.gateway.finalize(asked, 0, "cancelled")
+    settled = await slow.books.ended(asked.request)
+    assert isinstance(settled, Settle)
+    assert settled.usage == Usage(cached=0, uncached=500, not_eligible=0, output=0)
+    assert settled.epoch.stage is Stage.PREFILL
+    assert asked.tokens == {}
+    assert settled.device_s < 0.9
+    await slow.gateway.idle("prefill-1")
+    assert slow.prefill.floor.engine.pages_free == 256
