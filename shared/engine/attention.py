@@ -7,8 +7,10 @@ DIMENSION KEY
 How (each point is a trap that was met; the self-test at start proves the sum of them for the machine at hand):
 - KV is cut into fixed tiles of `TILE_TOKENS` from position 0, whatever the step looks like. Each tile goes through the
   CPU flash operator, which also returns the log of the sum of exponentials, and the tiles are merged in one order.
-- Keys that a row may not see are hidden by an additive mask: a hidden key does not change a bit, nor do keys cut off in
-  whole pages behind it. So a tile is read only as far as its last visible page.
+- Keys that a row may not see are hidden by an additive mask: a hidden key does not change a bit. The operator walks
+  over the keys in chunks of `KEY_CHUNK`; chunks behind the last visible key may be left out, but a chunk is always
+  whole: with fewer than 384 keys an element in 100,000 came out otherwise. So it is read as far as it goes, over slots
+  not yet written and over neighbouring pages, all hidden and all finite.
 - Query heads of a group are folded into rows; with fewer than 4 rows the operator takes another path, so the rows are
   padded to a multiple of `ROWS_MULTIPLE`.
 - ATen's exp gives other bits for elements that do not fill its vectors, and at the edge of a thread's share: it
@@ -26,12 +28,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from shared.engine.kv_pages import LayerPages
+from shared.engine.kv_pages import SPARE_TOKENS, LayerPages
 from shared.engine.model_config import ModelConfig
 from shared.engine.page_table import contiguous
 
 TILE_TOKENS: Final = 1024
 """Part of the numeric domain: another tile merges in another order and gives other bits."""
+KEY_CHUNK: Final = SPARE_TOKENS
 ROW_BLOCK_TOKENS: Final = 256
 """Rows of a long span attend in blocks of this many tokens, so that few keys are computed only to be hidden."""
 ROWS_MULTIPLE: Final = 8
@@ -41,7 +44,8 @@ SHARE_ELEMENTS: Final = 32_768
 
 
 class Tile(NamedTuple):
-    """Where the keys of one tile lie. `start`: first slot of a run of pages; or `slots_K`: int64 slots to gather."""
+    """Where the keys of one tile lie. `start`: first slot of a run of pages; or `slots_K`: int64 slots to gather, in
+    whole chunks (slots of the sequence itself, hidden, fill the last one)."""
 
     start: int
     slots_K: Tensor | None
@@ -79,8 +83,9 @@ Attention = Callable[[Tensor, LayerPages, SpanRows, Geometry, Tensor], None]
 
 
 def geometry_of(config: ModelConfig, *, block_tokens: int, dtype: torch.dtype) -> Geometry:
-    assert TILE_TOKENS % block_tokens == 0
-    assert ROW_BLOCK_TOKENS % block_tokens == 0
+    assert KEY_CHUNK % block_tokens == 0
+    assert TILE_TOKENS % KEY_CHUNK == 0
+    assert TILE_TOKENS % ROW_BLOCK_TOKENS == 0
     tiles_max = -(-config.context_tokens // TILE_TOKENS)
     assert tiles_max * ROW_BLOCK_TOKENS * config.query_heads < SHARE_ELEMENTS, "a merge would be split over threads"
     token_Q = torch.arange(TILE_TOKENS * config.group + ROWS_MULTIPLE) // config.group
@@ -98,7 +103,8 @@ def tiles_of(pages: Sequence[int], block_tokens: int) -> tuple[Tile, ...]:
 def _tile(pages: Sequence[int], block_tokens: int) -> Tile:
     if contiguous(pages):
         return Tile(pages[0] * block_tokens, None)
-    first_slots = torch.tensor(pages) * block_tokens
+    filler = [pages[0]] * (-len(pages) % (KEY_CHUNK // block_tokens))
+    first_slots = torch.tensor([*pages, *filler]) * block_tokens
     return Tile(0, (first_slots[:, None] + torch.arange(block_tokens)).flatten())
 
 
@@ -146,7 +152,7 @@ def _tile_parts(
     for index in range(last):
         parts.append(_flash(q_1GQD, pages, tiles[index], TILE_TOKENS, None))
     inside = position % TILE_TOKENS
-    keys = -(-(inside + count) // g.block_tokens) * g.block_tokens
+    keys = -(-(inside + count) // KEY_CHUNK) * KEY_CHUNK
     first = inside * g.group
     hidden_QK = g.hidden_QK[first : first + q_1GQD.shape[2], :keys]
     parts.append(_flash(q_1GQD, pages, tiles[last], keys, hidden_QK))

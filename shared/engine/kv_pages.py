@@ -1,7 +1,8 @@
 """The paged KV tensors, and blocks going in and out of them.
 
 DIMENSION KEY
-    L layers, G KV heads, D head dim, P pages in the pool, S token slots per page, X = P × S slots of the pool
+    L layers, G KV heads, D head dim, P pages in the pool (and spare ones behind them), S token slots per page,
+    X = P × S slots of the pool
 
 Layout of the pool: (L, 2, G, P, S, D), K before V. Pages that lie next to each other are therefore one run of slots for
 each layer and head, which attention views without copying. A block's payload is (L, 2, G, S, D), C-contiguous; a tail's
@@ -11,7 +12,7 @@ is (L, 2, G, tokens, D). Memory is mapped lazily: a page that was never written 
 from __future__ import annotations
 
 import mmap
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +20,9 @@ from torch import Tensor
 
 from shared.contracts.errors import BlockMiss
 from shared.engine.model_config import ModelConfig
+
+SPARE_TOKENS: Final = 512
+"""Slots of zeros behind the last page: attention reads keys in whole chunks of this many."""
 
 
 class LayerPages(NamedTuple):
@@ -39,8 +43,9 @@ class KvPages:
         """`layers`: fewer than the model has, for a self-test."""
         self.block_tokens = block_tokens
         self.dtype = dtype
+        assert SPARE_TOKENS % block_tokens == 0
         c = config
-        shape = (layers or c.layers, 2, c.kv_heads, pages, block_tokens, c.head_dim)
+        shape = (layers or c.layers, 2, c.kv_heads, pages + SPARE_TOKENS // block_tokens, block_tokens, c.head_dim)
         self._pool = _lazy_zeros(shape, dtype)
         self._element = np.dtype(f"u{dtype.itemsize}")
         self._bits = np.frombuffer(self._pool.view(torch.uint8).numpy().data, self._element).reshape(shape)

@@ -19,7 +19,7 @@ from shared.engine.paged_engine import Rows
 from shared.engine.sampler import GOLDEN
 from shared.engine.torch_engine import assemble
 
-LAYERS: Final = 3
+LAYERS: Final = 4
 """All layers have the same shapes, so they run the same kernels."""
 TOKENS: Final = TILE_TOKENS + 109
 """Over the edge of a tile, and no multiple of anything."""
@@ -95,8 +95,9 @@ def check_row_invariance(model: Model, *, block_tokens: int, attention: Attentio
 
 def _ways(bench: _Bench, pages: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
     """(name, logits_V of the last token) of each way; KV of the tokens is then in `pages`."""
-    yield "split at odd positions", bench.prefill((7, 333, 1000), pages)
-    yield "split at a block and one row", bench.prefill((bench.block_tokens, TOKENS - 1), pages)
+    yield "block by block", bench.prefill(range(bench.block_tokens, TOKENS, bench.block_tokens), pages)
+    yield "split at odd positions", bench.prefill((7, 90, 333, 700, 1025), pages)
+    yield "last row alone", bench.prefill((TOKENS - 1,), pages)
     for position in range(TOKENS - ONE_BY_ONE, TOKENS):
         logits_BV = bench.step(bench.rows(position, position + 1, pages))
     yield "one by one after a hit", logits_BV[0]
