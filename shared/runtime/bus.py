@@ -190,7 +190,11 @@ class NatsBus:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._connection.close()
+        try:
+            async with asyncio.timeout(limits.ACK_TIMEOUT_S):
+                await self._connection.close()
+        except TimeoutError:
+            _log.warning("bus.close_abandoned")
 
     async def _drain(self, subscription: Subscription) -> None:
         try:
