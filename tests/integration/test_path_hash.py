@@ -240,7 +240,7 @@ async def test_answers_that_outgrow_the_pages_leave_and_come_back_without_a_seam
     """24 pages of 8 tokens for three answers of 80 tokens: all three never fit at once."""
     monkeypatch.setattr(limits, "ANSWER_TOKENS_EXPECTED", 8)
     prompts = [prompt(20 + i, 20) for i in range(3)]
-    async with system(nats_url, fresh_database, open_directory(tmp_path), pages=24) as small:
+    async with system(nats_url, fresh_database, open_directory(tmp_path), pages=24, rows_per_s=1_000) as small:
         asked = [await small.gateway.ask(Account(f"a{i}"), prompts[i], 80) for i in range(3)]
         for i, one in enumerate(asked):
             await small.gateway.answered(one)
