@@ -44,7 +44,7 @@ def convert(body: bytes, options: ConversionOptions) -> Converted:
     Raises InvalidRequest (syntax, values), UnprocessableRequest (types).
     """
     native, model = _convert(body, options)
-    fields: dict[str, Any] = orjson.loads(body)
+    fields = _fields(body)
     if native.conversation.thinking_mode:
         native, model = _convert(orjson.dumps({**fields, "thinking": {"type": "disabled"}}), options)
     _check_supported(native)
@@ -78,6 +78,15 @@ def _convert(body: bytes, options: ConversionOptions) -> tuple[ConversationReque
             detail = text.removeprefix(_TYPING)
             raise UnprocessableRequest(f"Failed to deserialize the JSON body into the target type: {detail}") from error
         raise InvalidRequest(f"Failed to parse the request body as JSON: {text.removeprefix(_SYNTAX)}") from error
+
+
+def _fields(body: bytes) -> dict[str, Any]:
+    """What the library ignores; it has read the body already, so that this is an object."""
+    try:
+        fields: dict[str, Any] = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"Failed to parse the request body as JSON: {error}") from error
+    return fields
 
 
 def _check_supported(request: ConversationRequest) -> None:

@@ -57,8 +57,10 @@ async def on_validation_error(request: Request, error: Exception) -> Response:
 
 
 async def on_bug(request: Request, error: Exception) -> Response:
-    """Handler of everything else; the server logs it with its traceback."""
-    return response_of(InternalError(str(error)))
+    """Handler of everything else; the server logs it with its traceback. It stands outside of what adds the id."""
+    response = response_of(InternalError(type(error).__name__))
+    response.headers["x-request-id"] = request.state.request_id
+    return response
 
 
 def _body(message: str, status: int) -> bytes:

@@ -31,6 +31,7 @@ class Outbox:
         self._chunks_max = chunks_max
         self._batch = Batch()
         self._news = asyncio.Event()
+        self._taken = False
 
     def open(self, opened: Opened) -> None:
         self._batch.opened = opened
@@ -40,11 +41,11 @@ class Outbox:
         self._batch.timings.append(timing)
 
     def put(self, chunks: list[Chunk]) -> bool:
-        """False when the client lags too far behind."""
+        """False when the client lags too far behind: too much is here, and the writer is not done with what it took."""
         self._batch.chunks += chunks
         if self._batch.chunks:
             self._news.set()
-        return len(self._batch.chunks) <= self._chunks_max
+        return not self._taken or len(self._batch.chunks) <= self._chunks_max
 
     def end(self) -> None:
         """Nothing comes any more."""
@@ -57,13 +58,16 @@ class Outbox:
         self.end()
 
     async def take(self, timeout_s: float) -> Batch | None:
-        """Everything that is there, at once; None after `timeout_s` of silence."""
+        """Everything that is there, at once; None after `timeout_s` of silence. Asking says that what was taken before
+        is written."""
+        self._taken = False
         try:
             async with asyncio.timeout(timeout_s):
                 await self._news.wait()
         except TimeoutError:
             return None
         self._news.clear()
+        self._taken = True
         batch, self._batch = self._batch, Batch(ended=self._batch.ended)
         if batch.ended:
             self._news.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import structlog
 
@@ -51,7 +52,7 @@ class RequestWork:
         self._outbox = outbox
         self._stopwatch = stopwatch
         self._request = Request(request_id, max_output_tokens=prepared.max_output_tokens)
-        self._tracked = Tracked(self._request, self._release)
+        self._tracked = Tracked(self._request)
         self._answer = Answer(prepared.converted.request, request_id, prepared.model.name, prepared.model.tools)
         self._watch = Watch(edge.clock.monotonic_s())
         self._sampling = sampling(prepared, int.from_bytes(edge.entropy(8), "big") >> (64 - SEED_BITS))
@@ -66,6 +67,8 @@ class RequestWork:
         """
         edge, request = self._edge, self._request
         self._grant = grant
+        # What outlives the request must not keep its prompt and its output in memory.
+        self._tracked.release = partial(edge.holds.release, grant, request.request)
         edge.inbox.track(self._tracked)
         try:
             await self._publish(await self._preferred())
@@ -206,9 +209,6 @@ class RequestWork:
         root = chain_root(namespace, b"")
         self._keys = await asyncio.to_thread(chain_keys, root, self._prepared.tokens, width)
         return edge.workers.choose(edge.affinity.find(self._keys), model, self._now())
-
-    def _release(self, reason: str) -> None:
-        self._edge.holds.release(self._grant, self._request.request, reason)
 
     def _tell_end(self) -> None:
         request = self._request

@@ -29,10 +29,10 @@ log = structlog.get_logger()
 
 @dataclass
 class Tracked:
-    """A request and who waits for its news. `release`: ends its hold, for when no worker will."""
+    """A request and who waits for its news. `release`: ends its hold with a reason, for when no worker will."""
 
     request: Request
-    release: Callable[[str], None]
+    release: Callable[[str], None] = lambda reason: None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 

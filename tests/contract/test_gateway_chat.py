@@ -39,7 +39,7 @@ async def ask(
     """(what the SDK returned, the final count that the worker was told)."""
     serving = asyncio.create_task(place.answer(tokens, **(served or {})))
     fields = {"model": MODEL, "messages": HELLO} | fields
-    answer = await place.sdk().chat.completions.create(**fields)
+    answer: Any = await place.sdk().chat.completions.create(**fields)
     if fields.get("stream"):
         answer = [chunk async for chunk in answer]
     return answer, await serving
@@ -81,21 +81,19 @@ async def test_the_frames_of_a_stream(place: World) -> None:
     assert "id:" not in {line.split(" ")[0] for line in reply.text.splitlines()}
 
 
-async def test_work_says_what_was_asked_for(place: World) -> None:
-    asking = asyncio.create_task(
-        ask(place, [*place.ids("x"), place.stop()], temperature=0.5, top_p=0.25, seed=77, max_tokens=5)
-    )
-    _, final = await asking
+async def test_the_hold_says_what_was_asked_for(place: World) -> None:
+    _, final = await ask(place, [*place.ids("x"), place.stop()], max_tokens=5)
     (hold,) = place.billing.holds()
     assert (hold.request, hold.model, hold.max_output_tokens) == (final.request, MODEL, 5)
-    assert (hold.user_id, hold.traffic_class) == (None, "chat")
+    assert (hold.prompt_tokens, hold.user_id, hold.traffic_class) == (len(prompt_ids()), None, "chat")
 
+
+async def test_the_work_says_what_was_asked_for(place: World) -> None:
     asking = asyncio.create_task(
         place.http.post("/chat/completions", json={"model": MODEL, "messages": HELLO, "seed": 3, "top_p": 0.25})
     )
     job = await place.prefill.job()
-    expected = prompt_ids()
-    assert unpack_tokens(job.work.tokens) == expected
+    assert unpack_tokens(job.work.tokens) == prompt_ids()
     assert job.work.sampling == Sampling(temperature=1.0, top_p=0.25, seed=3, stop_tokens=(place.stop(),))
     assert job.delivery.subject == f"prefill.{MODEL}.any"
     await job.claim()
