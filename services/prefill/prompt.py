@@ -24,7 +24,10 @@ class First:
 
 
 class Prompt:
-    """Fed by the steps, on the event loop. `on_first` is called once, within the step that drew the first token."""
+    """Fed by the steps, on the event loop. `on_first` is called once, within the step that drew the first token.
+
+    Keeps nothing of the prefix's payloads: they live in the engine's pages.
+    """
 
     def __init__(
         self,
@@ -42,7 +45,9 @@ class Prompt:
         self.request = request
         self.device_s = 0.0
         self.first: asyncio.Future[First] = asyncio.get_running_loop().create_future()
-        self._prefix = prefix
+        self._known = prefix.known
+        self._unreadable = prefix.unreadable
+        self._loaded = len(prefix.payloads)
         self._chain = chain
         self._writes = writes
         self._block_tokens = block_tokens
@@ -50,7 +55,7 @@ class Prompt:
         self._pool = pool
         self._handoff = handoff
         self._on_first = on_first
-        self._begun = len(prefix.payloads)
+        self._begun = self._loaded
 
     @property
     def full_blocks(self) -> int:
@@ -59,7 +64,7 @@ class Prompt:
     @property
     def loaded(self) -> Sequence[BlockRef]:
         """The hit: blocks that were read and not computed."""
-        return [self._prefix.known[i] for i in range(len(self._prefix.payloads))]
+        return [self._known[i] for i in range(self._loaded)]
 
     def on_produced(self, produced: Produced, device_s: float) -> None:
         self.device_s += device_s
@@ -71,7 +76,7 @@ class Prompt:
 
     def ref(self, position: int) -> BlockRef | None:
         """Where decode may read a full block: known to the pool, or stored by now."""
-        return self._prefix.known.get(position) or self._writes.ref(position)
+        return self._known.get(position) or self._writes.ref(position)
 
     def _finish(self, produced: Produced) -> FinishReason | None:
         """The engine was asked for one token, so that its `length` says nothing about the answer's."""
@@ -83,13 +88,13 @@ class Prompt:
         """Each block that is full now starts its way to the store; computing goes on."""
         full = min(computed // self._block_tokens, self.full_blocks)
         for position in range(self._begun, full):
-            if position not in self._prefix.known:
+            if position not in self._known:
                 self._writes.begin(position, self._chain.keys[position], self._targets(position))
         self._begun = max(self._begun, full)
 
     def _targets(self, position: int) -> Sequence[Target]:
         """The pool first, for whom it is open. A block that the pool has and cannot give stays out of it: its row
         would win the commit, and decode could not read it either."""
-        if position in self._prefix.unreadable:
+        if position in self._unreadable:
             return (self._handoff,)
         return (*self._pool, self._handoff)

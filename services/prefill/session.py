@@ -158,13 +158,14 @@ class PrefillSession:
     def _make_prompt(self, prefix: Prefix, queued_s: float) -> Prompt:
         floor, attempt = self._floor, self._attempt
         added_s = floor.clock.monotonic_s()
+        lookup_s, read_s = prefix.lookup_s, prefix.read_s
 
         def on_first(first: First) -> None:
             self._stream.log.hit_tokens = self.hit_tokens
             self._stream.log.timing = PrefillTiming(
                 queued_s=max(queued_s, 0.0),
-                lookup_s=prefix.lookup_s,
-                read_s=prefix.read_s,
+                lookup_s=lookup_s,
+                read_s=read_s,
                 compute_s=floor.clock.monotonic_s() - added_s,
             )
             floor.emitter.emit(self._stream, 0, (first.token,), first.logprobs, first.finish)

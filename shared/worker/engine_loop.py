@@ -140,17 +140,28 @@ class EngineLoop:
     # -- the engine's thread -----------------------------------------------------------------------------------------
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
-        stepping = False
+        stepping: bool | None = False
         try:
-            while (batch := self._next_batch(stepping)) is not None:
-                commands, may_step = batch
-                for command in commands:
-                    stepping = self._execute(command) or stepping
-                if stepping and may_step:
-                    stepping = self._step(loop)
-                self._pages_free = self._engine.pages_free()
+            while stepping is not None:
+                stepping = self._turn(loop, stepping)
         finally:
             self._fail_rest()
+
+    def _turn(self, loop: asyncio.AbstractEventLoop, stepping: bool) -> bool | None:
+        """Commands, then a step. Whether there may be more to step; None: stop.
+
+        A method of its own, so that no local keeps a command's payloads alive while the thread waits.
+        """
+        batch = self._next_batch(stepping)
+        if batch is None:
+            return None
+        commands, may_step = batch
+        for command in commands:
+            stepping = self._execute(command) or stepping
+        if stepping and may_step:
+            stepping = self._step(loop)
+        self._pages_free = self._engine.pages_free()
+        return stepping
 
     def _next_batch(self, stepping: bool) -> tuple[list[_Command], bool] | None:
         """Waits for something to do: commands, and whether a step may be made. None: stop."""
