@@ -9,7 +9,7 @@ from services.prefill.worker import PrefillWorker
 from shared.contracts.ports import Engine
 from shared.engine.hash_engine import KV_BYTES_TOKEN
 from shared.engine.load import load_engine
-from shared.engine.model_config import read_card
+from shared.engine.model_config import CPU_DOMAIN, read_card
 from shared.runtime.config import PrefillSettings
 from shared.runtime.service import Service, run
 from shared.worker.starting import pages_of, start_worker
@@ -32,7 +32,8 @@ async def start(service: Service, settings: PrefillSettings) -> None:
             threads=settings.engine_threads,
             sequences_max=settings.sequences_max,
             kind=settings.engine,
-            numeric_domain=settings.numeric_domain,
+            # The code's own part as well: an engine whose bits changed must not read blocks of the one before.
+            numeric_domain=f"{settings.numeric_domain} {CPU_DOMAIN}",
         )
 
     await start_worker(service, settings, "prefill", load, lambda floor: PrefillWorker(floor).handle)
