@@ -146,7 +146,6 @@ NAMESPACE_KEYS_MAX: Final = 4_096
 """Namespace keys that a worker remembers at once."""
 
 # -- cache_index -----------------------------------------------------------------------------------------------------
-INDEX_CONNECTIONS_MAX: Final = 8
 INDEX_STATEMENT_TIMEOUT_S: Final = 5.0
 LOOKUP_STRETCH_KEYS: Final = 64
 """Keys in the first query of a lookup; each next stretch is twice as long, so that a miss costs one small query."""
