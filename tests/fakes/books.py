@@ -7,11 +7,12 @@ Postgres refuses by a constraint is a `ConstraintBroken` here: a bug of the code
 
 from __future__ import annotations
 
+import asyncio
 from collections import ChainMap
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from services.billing.accounts import Account, ApiKey
 from services.billing.holds import HeldRequest
@@ -23,6 +24,7 @@ from shared.contracts.messages import Settle
 from tests.fakes.database import MemoryServer
 
 T = TypeVar("T")
+WAIT_S: Final = 0.5
 
 
 class ConstraintBroken(Exception):
@@ -122,7 +124,8 @@ class MemoryDatabase:
         return await self._server.call("read", lambda: self._run(work, write=False))
 
     async def wait(self) -> None:
-        return None
+        while not self._server.up:  # noqa: ASYNC110  as the real one, which tries again and again
+            await asyncio.sleep(WAIT_S)
 
     async def close(self) -> None:
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -36,8 +36,8 @@ class RoughWire(Wire):
     delay_s: float = 0.001
     late: float = 0.0
     late_s: float = 1.0
-    lose: Mapping[str, float] = field(default_factory=dict)
-    double: Mapping[str, float] = field(default_factory=dict)
+    lose: dict[str, float] = field(default_factory=dict)
+    double: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._random = random.Random(f"{self.seed}/wire")

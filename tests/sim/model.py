@@ -27,7 +27,6 @@ ALPHABET: Final = "".join(chr(code) for code in range(33, 127)) + " \n"
 FIRST_MARKER: Final = len(ALPHABET)
 STOP_TOKEN: Final = FIRST_MARKER + 2
 VOCABULARY: Final = FIRST_MARKER + len(MARKERS)
-ROWS_PER_S: Final = 5_000.0
 PRICES: Final = """
 [[price]]
 model = "sim"
@@ -70,7 +69,7 @@ def served_model() -> ServedModel:
         return load_model(NAME, Path(folder))
 
 
-def make_engine(pages: int, sequences_max: int) -> HashEngine:
+def make_engine(pages: int, sequences_max: int, rows_per_s: float) -> HashEngine:
     """The engine of one worker; its steps take virtual time."""
     return HashEngine(
         model=NAME,
@@ -80,6 +79,6 @@ def make_engine(pages: int, sequences_max: int) -> HashEngine:
         block_tokens=BLOCK_TOKENS,
         vocabulary=VOCABULARY,
         context_tokens=CONTEXT_TOKENS,
-        rows_per_s=ROWS_PER_S,
+        rows_per_s=rows_per_s,
         sleep=threads.sleep,
     )

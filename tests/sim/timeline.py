@@ -75,6 +75,21 @@ class Timeline:
         return "\n".join(self.lines) + "\n"
 
 
+@contextmanager
+def silence() -> Iterator[None]:
+    """For the length of the block structlog says nothing, until a timeline hears it."""
+    saved = structlog.get_config()
+    structlog.configure(processors=[_drop], logger_factory=structlog.ReturnLoggerFactory())
+    try:
+        yield
+    finally:
+        structlog.configure(**saved)
+
+
+def _drop(logger: object, method: str, event: MutableMapping[str, Any]) -> NoReturn:
+    raise structlog.DropEvent
+
+
 def _facts(event: Mapping[str, Any]) -> dict[str, object]:
     return {
         ("said" if name in ("who", "what", "self") else name): value

@@ -48,8 +48,11 @@ from tests.sim.process import SimProcess
 from tests.sim.threads import SimThreading
 from tests.sim.timeline import Timeline
 
-START_TIMEOUT_S: Final = 60.0
-ROLES: Final = {
+START_TIMEOUT_S: Final = 120.0
+CONNECT_RETRY_S: Final = 0.5
+RESTART_S: Final = 1.0
+Start = Callable[[Service, Any], Coroutine[Any, Any, None]]
+ROLES: Final[dict[str, tuple[type[Settings], Start]]] = {
     "billing": (BillingSettings, billing_main.start),
     "cache_index": (CacheIndexSettings, cache_index_main.start),
     "prefill": (PrefillSettings, prefill_main.start),
@@ -73,6 +76,7 @@ class Sizes:
     sequences: int = 8
     step_rows: int = 64
     request_deadline_s: float = 120.0
+    rows_per_s: float = 1_000.0
 
 
 @dataclasses.dataclass
@@ -85,6 +89,7 @@ class Running:
     clock: SimClock
     task: asyncio.Task[None]
     ended: bool = False
+    was_ready: bool = False
 
 
 class World:
@@ -118,6 +123,15 @@ class World:
         async with asyncio.timeout(START_TIMEOUT_S):
             while any(self.running[name].service.missing() is not None for name in names):
                 await asyncio.sleep(0.05)
+                for name in names:
+                    await self._again(name)
+
+    async def _again(self, name: str) -> None:
+        """As the supervisor: a process that ended before it was ready, for want of a server, is started again."""
+        running = self.running[name]
+        if running.ended and not running.was_ready:
+            await asyncio.sleep(RESTART_S)
+            self.start(name)
 
     def start(self, name: str, *, skew_s: float = 0.0) -> Running:
         """A new life of the process; returns before it is ready."""
@@ -126,7 +140,7 @@ class World:
         member = SimProcess(f"{name}.{self.lives[name]}")
         clock = SimClock(self.loop, skew_s)
         settings = self._settings(role, name)
-        start: Callable[[Service, Any], Coroutine[Any, Any, None]] = ROLES[role][1]
+        start = ROLES[role][1]
 
         async def live() -> None:
             service.clock = clock  # type: ignore[assignment]
@@ -164,14 +178,15 @@ class World:
             return
         error = None if task.cancelled() else task.exception()
         self.timeline.note("world", "ended", process=running.member.name, error=repr(error) if error else None)
-        if error is not None or not running.service.draining.is_set():
+        running.was_ready = running.service._is_ready
+        if running.was_ready and (error is not None or not running.service.draining.is_set()):
             self.faults.append(f"{running.member.name} ended by itself: {error!r}")
 
     def _settings(self, role: str, name: str) -> Settings:
-        common = {"nats_url": "nats://sim", "cluster_key_file": NOWHERE, "verify_key_file": NOWHERE}
+        common: dict[str, Any] = {"nats_url": "nats://sim", "cluster_key_file": NOWHERE, "verify_key_file": NOWHERE}
         database = {"database_url": "postgresql://sim/sim"}
         store = {"store": "dir:/nowhere"}
-        own: dict[str, Any] = {
+        own: dict[str, dict[str, Any]] = {
             "billing": {
                 **database,
                 **dict.fromkeys(("signing_key_file", "master_key_file", "admin_token_file"), NOWHERE),
@@ -183,7 +198,8 @@ class World:
                 "model_dir": NOWHERE,
                 "request_deadline_s": self.sizes.request_deadline_s,
             },
-        }.get(role) or {
+        }
+        worker = {
             **store,
             "worker_id": f"{name}-{self.lives[name]}",
             "model": model.NAME,
@@ -193,7 +209,7 @@ class World:
             "sequences_max": self.sizes.sequences,
             "step_rows": self.sizes.step_rows,
         }
-        return ROLES[role][0](**common, **own)
+        return ROLES[role][0](**common, **own.get(role, worker))
 
     # -- adapters ----------------------------------------------------------------------------------------------------
 
@@ -235,7 +251,7 @@ class World:
             yield
 
     def _load_engine(self, folder: Path, *, pages: int, sequences_max: int, **others: object) -> Any:
-        return model.make_engine(pages, sequences_max)
+        return model.make_engine(pages, sequences_max, self.sizes.rows_per_s)
 
     async def _make_pool(self, url: str, *, name: str, durable: bool) -> Any:
         return _Closable()
@@ -248,6 +264,8 @@ class _Connector:
         self._world = world
 
     async def connect(self, url: str, cluster_key: bytes, name: str) -> Any:
+        while not self._world.broker.up:  # noqa: ASYNC110  as the real one, which tries again and again
+            await asyncio.sleep(CONNECT_RETRY_S)
         return self._world.broker.connect()
 
 

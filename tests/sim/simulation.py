@@ -1,0 +1,206 @@
+"""One simulation from its plan to its verdict: set up, run clients and troubles, let everything end, judge."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from services.billing.admin_schemas import NewAccount
+from services.billing.administration import Administration
+from services.billing.ledger import Ledger
+from services.billing.pricing import parse_amount
+from shared.contracts.block import object_name, unpack_header
+from shared.contracts.messages import Revoked
+from tests.fakes.books import MemoryDatabase
+from tests.fakes.database import MemoryServer
+from tests.fakes.wire import RoughWire
+from tests.sim.auditor import Auditor, Balance, UsageRow
+from tests.sim.loop import SimLoop, SimulationFailed, run_simulation
+from tests.sim.plan import PROCESSES, Kind, Plan
+from tests.sim.timeline import Timeline, silence
+from tests.sim.trouble import Troubles
+from tests.sim.workload import Clients
+from tests.sim.world import Sizes, World
+
+STEPS_MAX: Final = 600_000
+QUIET_S: Final = 45.0
+"""After the last answer: what is still under way (leases, settlements, releases) ends."""
+EXPIRY_S: Final = 5_600.0
+"""Until the last hold and the last handoff object must be gone."""
+MONEY: Final[dict[Kind, dict[str, Any]]] = {
+    "paid": {"credit": "1"},
+    "trial": {"grant": "1"},
+    "empty": {},
+    "stranger": {},
+}
+
+
+@dataclass
+class Verdict:
+    """`faults` is empty for a clean run."""
+
+    plan: Plan
+    faults: list[str] = field(default_factory=list)
+    timeline: str = ""
+    steps: int = 0
+    requests: int = 0
+    virtual_s: float = 0.0
+
+    @property
+    def clean(self) -> bool:
+        return not self.faults
+
+
+def simulate(plan: Plan) -> Verdict:
+    """Runs the plan. Whatever goes wrong is a fault of the verdict, the simulation's own limits too."""
+    verdict = Verdict(plan)
+    timelines: list[Timeline] = []
+
+    async def main(loop: SimLoop) -> None:
+        timeline = Timeline(loop)
+        timelines.append(timeline)
+        with timeline.hearing():
+            try:
+                await _run(plan, loop, timeline, verdict)
+            finally:
+                verdict.steps, verdict.virtual_s = loop.steps, loop.time()
+
+    try:
+        with silence():
+            run_simulation(plan.seed, main, steps_max=STEPS_MAX)
+    except SimulationFailed as error:
+        verdict.faults.append(f"{type(error).__name__}: {error}")
+    except Exception as error:  # noqa: BLE001  a failure of the simulation is a failure of the seed
+        verdict.faults.append(f"the simulation failed: {error!r}")
+        verdict.faults.extend(_places(error))
+    if timelines:
+        verdict.timeline = timelines[0].text()
+    return verdict
+
+
+async def _run(plan: Plan, loop: SimLoop, timeline: Timeline, verdict: Verdict) -> None:
+    wire = RoughWire(f"{plan.seed}", delay_s=plan.delay_s)
+    sizes = Sizes(rows_per_s=plan.rows_per_s)
+    if plan.small_pages:
+        sizes = replace(sizes, pages=96, sequences=3)
+    world = World(loop, timeline, wire=wire, sizes=sizes)
+    with world.patched():
+        await world.up(*PROCESSES)
+        secrets = await _open_accounts(plan, world)
+        clients, troubles = Clients(world, timeline, secrets), Troubles(world, plan, wire)
+        causing = asyncio.create_task(troubles.run(), name="troubles")
+        await clients.run(plan.clients)
+        await causing
+        await asyncio.sleep(QUIET_S)
+        verdict.requests = len(clients.exchanges)
+        auditor = Auditor(plan, world.sizes.request_deadline_s)
+        auditor.check_answers(clients.exchanges)
+        verdict.faults += auditor.faults
+        verdict.faults += _check_rest(world, troubles)
+        for name in PROCESSES:
+            if name not in ("billing", "cache_index"):
+                await world.drain(name)
+        await asyncio.sleep(EXPIRY_S)
+        auditor.faults.clear()
+        auditor.check_books(clients.exchanges, _usage(world, plan), _balances(world, plan))
+        verdict.faults += auditor.faults
+        if handoffs := world.disk.names("handoff"):
+            verdict.faults.append(f"{len(handoffs)} handoff objects are left for ever")
+        verdict.faults += world.faults
+        verdict.faults += loop.faults
+
+
+async def _open_accounts(plan: Plan, world: World) -> list[str]:
+    """One account for each kind of the plan, in order; returns their API keys."""
+
+    async def hear(revoked: Revoked) -> None:
+        return None
+
+    database: Any = MemoryDatabase(world.tables, MemoryServer())
+    administration = Administration(database, hear, world.wall, os.urandom, currency="USD", concurrency=100)
+    secrets = []
+    for number, kind in enumerate(plan.accounts):
+        account = await administration.create_account(NewAccount(name=f"account {number}", **MONEY[kind]), f"{number}")
+        key = await administration.create_key(account.id, None)
+        secrets.append("sk-" + "0" * 64 if kind == "stranger" else key.key)
+    return secrets
+
+
+def _usage(world: World, plan: Plan) -> list[UsageRow]:
+    accounts = {account: number for number, account in enumerate(world.tables.accounts)}
+    return [
+        UsageRow(
+            request=str(request),
+            account=accounts[row.hold.account],
+            prompt=row.settle.usage.prompt_tokens,
+            cached=row.settle.usage.cached,
+            uncached=row.settle.usage.uncached,
+            not_eligible=row.settle.usage.not_eligible,
+            output=row.settle.usage.output,
+            amount_nano=row.amount_nano,
+            late=row.late,
+        )
+        for request, row in world.tables.usage.items()
+    ]
+
+
+def _balances(world: World, plan: Plan) -> list[Balance]:
+    balances = []
+    for account, kind in zip(world.tables.accounts, plan.accounts, strict=True):
+        has = {ledger: world.tables.balances[account, ledger] for ledger in Ledger}
+        balances.append(
+            Balance(
+                put_in_nano=sum(parse_amount(amount) for amount in MONEY[kind].values()),
+                spendable_nano=has[Ledger.GRANTED] + has[Ledger.TOPPED_UP],
+                held_nano=has[Ledger.HELD],
+                spent_nano=has[Ledger.REVENUE],
+                uncollected_nano=-has[Ledger.UNCOLLECTED],
+            )
+        )
+    return balances
+
+
+def _check_rest(world: World, troubles: Troubles) -> list[str]:
+    """What must be true of everything that lasts, once it is quiet."""
+    faults = []
+    for stream in world.broker.streams:
+        if stream.config.name in ("PREFILL", "DECODE") and stream.pending():
+            faults.append(f"{len(stream.pending())} messages are left in {stream.config.name}")
+    for (namespace, key), row in world.index.rows.items():
+        name = object_name(key, row.put_id)
+        kept = world.disk.objects.get(("pool", name))
+        if name in troubles.damaged:
+            continue
+        if kept is None:
+            faults.append(f"a row of {namespace} without its object {name}")
+        elif unpack_header(kept[0]).key != key:
+            faults.append(f"the object {name} has another key")
+    for name, running in world.running.items():
+        if not world.alive(name):
+            faults.append(f"{name} is not running")
+        if running.role in ("prefill", "decode"):
+            faults += _check_worker(world, name)
+    return faults
+
+
+def _check_worker(world: World, name: str) -> list[str]:
+    metrics = world.running[name].service.metrics.render().decode()
+    free = next((line.split()[-1] for line in metrics.splitlines() if line.startswith("deepserve_pages_free")), None)
+    if free is None or float(free) != world.sizes.pages:
+        return [f"{name} has {free} of {world.sizes.pages} pages free"]
+    return []
+
+
+def _places(error: BaseException, depth: int = 0) -> list[str]:
+    """Where an error, and those in a group, came from."""
+    lines = [f"  {getattr(error, '__notes__', '')}"]
+    frames = error.__traceback__
+    while frames is not None:
+        lines.append(f"  {frames.tb_frame.f_code.co_filename}:{frames.tb_lineno} {frames.tb_frame.f_code.co_name}")
+        frames = frames.tb_next
+    if isinstance(error, BaseExceptionGroup) and depth < 5:
+        for inner in error.exceptions:
+            lines += [f"  {inner!r}", *_places(inner, depth + 1)]
+    return lines
