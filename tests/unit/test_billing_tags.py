@@ -97,7 +97,7 @@ def test_user_id_splits_the_namespace_and_cannot_name_one() -> None:
         {"max_output_tokens": 0},
         {"user_id": "ü" * 257},
         {"deadline_s": NOW_S - 6},
-        {"deadline_s": NOW_S + 606},
+        {"deadline_s": NOW_S + 86_406},
         {"deadline_s": float("nan")},
     ],
 )
