@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from shared.engine.convert import convert
+from shared.engine.load import let_threads_sleep
 from shared.engine.model_config import ModelCard, read_card
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from shared.engine.model import Model
+
+# A plugin is imported before any test module, so before torch.
+let_threads_sleep()
 
 TEST_MODEL = Path(__file__).resolve().parent.parent / ".data" / "test-model"
 SOURCE = "smollm2"

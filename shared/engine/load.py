@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import structlog
 
@@ -14,6 +15,14 @@ from shared.engine.hash_engine import HashEngine
 from shared.engine.model_config import CARD_FILE, CPU_DOMAIN, read_card
 
 EngineKind = Literal["torch", "hash"]
+WAIT_POLICY: Final = ("OMP_WAIT_POLICY", "passive")
+"""Threads that spin while they wait for each other cost nothing alone and stall everything when other processes want
+the cores too: a step took ten times as long beside busy neighbours (prefill and decode are such neighbours)."""
+
+
+def let_threads_sleep() -> None:
+    """Takes hold only before torch is first imported, when its OpenMP reads the environment; a set value stays."""
+    os.environ.setdefault(*WAIT_POLICY)
 
 
 def load_engine(
@@ -66,6 +75,7 @@ def _hash_engine(
 def _torch_engine(
     model_dir: Path, pages: int, threads: int, sequences_max: int, block_tokens: int, numeric_domain: str
 ) -> Engine:
+    let_threads_sleep()
     import torch
 
     from shared.engine.model import Model
