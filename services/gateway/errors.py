@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import orjson
 import structlog
 from starlette.exceptions import HTTPException
@@ -11,15 +9,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from shared.contracts import errors, limits
-from shared.contracts.errors import DeepServeError, InternalError, UnprocessableRequest
+from shared.contracts.errors import (
+    AuthenticationFailed,
+    ClaimRefused,
+    DeepServeError,
+    InternalError,
+    UnprocessableRequest,
+)
 
 log = structlog.get_logger()
 
-_STATUS_TYPES = {404: "not_found_error", 405: "invalid_request_error"}
-
 
 def public(error: DeepServeError) -> DeepServeError:
-    """What the client may read: our own faults are told in the log, not to the client."""
+    """What the client may read: our own faults are told in the log, not to the client. A statement that was revoked
+    or ran out on the way is the key's."""
+    if isinstance(error, ClaimRefused):
+        return AuthenticationFailed("Authentication Fails, Your api key is invalid")
     if error.status >= 500 and not error.retryable:
         log.error("request.failed", error=f"{type(error).__name__}: {error.message}")
         return InternalError("The server had an error while processing your request. Please retry.")
@@ -32,10 +37,12 @@ def body_of(error: DeepServeError) -> bytes:
 
 def response_of(error: DeepServeError) -> Response:
     """Retry-After where a retry can help."""
+    error = public(error)
     headers = {}
     if error.retryable:
         headers["retry-after"] = str(error.retry_after_s or limits.RETRY_AFTER_S)
-    return Response(body_of(error), status_code=error.status, headers=headers, media_type="application/json")
+    body = orjson.dumps(errors.http_body(error))
+    return Response(body, status_code=error.status, headers=headers, media_type="application/json")
 
 
 async def on_tree_error(request: Request, error: Exception) -> Response:
@@ -64,10 +71,5 @@ async def on_bug(request: Request, error: Exception) -> Response:
 
 
 def _body(message: str, status: int) -> bytes:
-    fields: dict[str, Any] = {
-        "message": message,
-        "type": _STATUS_TYPES.get(status, "invalid_request_error" if status < 500 else "internal_error"),
-        "param": None,
-        "code": "invalid_request_error" if status < 500 else "internal_error",
-    }
-    return orjson.dumps({"error": fields})
+    kind = "invalid_request_error" if status < 500 else "internal_error"
+    return orjson.dumps({"error": {"message": message, "type": kind, "param": None, "code": kind}})
