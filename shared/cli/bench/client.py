@@ -79,9 +79,15 @@ def _read(reply: httpx2.Response, sent_s: float) -> Answer:
         chunk = json.loads(line.removeprefix("data: "))
         if "error" in chunk:
             raise CommandFailed(f"the answer ended with an error: {chunk['error']['message']}")
-        if first_token_s is None and any(choice["delta"].get("content") for choice in chunk["choices"]):
+        if first_token_s is None and any(map(_says_something, chunk["choices"])):
             first_token_s = time.perf_counter() - sent_s
         usage = chunk.get("usage") or usage
     if first_token_s is None or usage is None:
-        raise CommandFailed("the answer had no text or no usage")
+        raise CommandFailed("the answer ended before it began")
     return Answer(first_token_s=first_token_s, whole_s=time.perf_counter() - sent_s, usage=usage, timing=timing)
+
+
+def _says_something(choice: dict[str, Any]) -> bool:
+    """The chunk that only names the role comes with the first token but holds none of it. An answer whose first token
+    ends it has nothing but its finish."""
+    return bool(choice["delta"].get("content") or choice["finish_reason"])
