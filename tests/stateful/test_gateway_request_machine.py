@@ -104,7 +104,7 @@ class RequestMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.ends)
     @rule(patience=st.integers(0, 9))
     def cancel(self, patience: int) -> None:
-        if patience == 0:
+        if patience == 7:
             self._end(RequestEvent.CANCEL)
 
     def _end(self, event: RequestEvent) -> None:
