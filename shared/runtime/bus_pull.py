@@ -123,6 +123,9 @@ class Puller:
 
     async def _round(self, room: int) -> None:
         """Asks, waits for the first arrival, and begins to call the rest back."""
+        if not self._connection.is_connected:
+            await self._pause(limits.PULL_RETRY_S)  # The bus says once that NATS is away.
+            return
         self._news.clear()
         try:
             await self._ask(room)
@@ -142,8 +145,6 @@ class Puller:
 
     async def _ask(self, room: int) -> None:
         with translated("pulling work"):
-            if not self._connection.is_connected:
-                raise nats.errors.ConnectionReconnectingError
             if not self._consumers:
                 await ensure_streams(self._jetstream)
                 self._consumers = [await ensure_consumer(self._jetstream, subject) for subject in self._subjects]
