@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
+from shared.contracts import limits
 from shared.contracts.errors import DeepServeError
 from shared.contracts.ports import Bus, Delivery
 from shared.runtime.service import as_internal_error
@@ -48,18 +49,20 @@ class WorkLoop:
             await drain.wait()
             self.draining = True
             log.info("worker.drained", running=self.running)
-            pulling.cancel()
-            await asyncio.wait({pulling})
+            await _stop(pulling)
             if self._running:
                 await asyncio.wait(set(self._running), timeout=self._grace_s)
             for task in set(self._running):
                 task.cancel()
 
     async def _pull(self, group: asyncio.TaskGroup) -> None:
-        async for delivery in self._bus.pull(self._subjects, lambda: self.capacity - self.running):
+        async for delivery in self._bus.pull(self._subjects, self._room):
             task = group.create_task(self._work(delivery), name=f"work {delivery.subject}")
             self._running.add(task)
             task.add_done_callback(self._running.discard)
+
+    def _room(self) -> int:
+        return 0 if self.draining else self.capacity - self.running
 
     async def _work(self, delivery: Delivery) -> None:
         try:
@@ -70,6 +73,13 @@ class WorkLoop:
         except DeepServeError as error:
             log.warning("work.returned", subject=delivery.subject, delivery=delivery.number, error=error.message)
             await _give_back(delivery)
+
+
+async def _stop(task: asyncio.Task[None]) -> None:
+    """Until it has ended. A library under it may swallow a cancel, so that it is told again."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=limits.STOP_AGAIN_S)
 
 
 async def _give_back(delivery: Delivery) -> None:
