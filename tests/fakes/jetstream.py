@@ -8,6 +8,7 @@ deliveries, and give up after the last one. An acknowledgement counts whoever se
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from shared.contracts.subjects import Stream
 from tests.sim.process import OUTSIDE
 
 
+@functools.lru_cache(maxsize=65_536)
 def matches(pattern: str, subject: str) -> bool:
     """NATS's wildcards: `*` one token, a last `>` one or more."""
     wanted, given = pattern.split("."), subject.split(".")
