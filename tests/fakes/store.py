@@ -7,18 +7,19 @@ missing, slow or refused.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
-from shared.contracts.errors import BlockMiss, DeadlineExceeded, DeepServeError, Overloaded
+from shared.contracts import limits
+from shared.contracts.errors import BlockMiss, DeadlineExceeded, DeepServeError, InternalError, Overloaded
 from shared.contracts.ports import ObjectInfo, Space
-from tests.fakes.wire import CALM, Link, Wire, resolve
+from tests.fakes.wire import CALM, Link, Wire, resolve, within
 from tests.sim import process
 
 Operation = Literal["put", "get", "delete"]
-TIMEOUT_S: Final = 5.0
-"""Of a lost call or answer; a real store ends its operations by a bound of its own."""
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{1,199}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ class MemoryStore:
 
     def __init__(self, disk: MemoryDisk) -> None:
         self._disk = disk
+        self._closed = False
 
     async def put(self, space: Space, name: str, parts: Sequence[bytes | memoryview]) -> None:
         """Durable and whole, or absent. Raises Overloaded, DeadlineExceeded; then the object may still appear."""
@@ -79,13 +81,10 @@ class MemoryStore:
         def write() -> None:
             self._disk.write(space, name, data if fate.damage is None else fate.damage(data))
 
-        try:
-            await self._call(name, write, fate)
-        except _Unreachable as error:
-            raise DeadlineExceeded("the store did not answer") from error
+        await self._call(space, name, write, fate, limits.BLOCK_WRITE_TIMEOUT_S)
 
     async def get(self, space: Space, name: str) -> bytes:
-        """Raises BlockMiss(absent | unreachable)."""
+        """Raises BlockMiss(absent | late | unreachable)."""
         fate = self._disk.fate("get", space, name)
         found: list[bytes] = []
 
@@ -95,9 +94,11 @@ class MemoryStore:
                 found.append(kept[0] if fate.damage is None else fate.damage(kept[0]))
 
         try:
-            await self._call(name, read, fate)
-        except _Unreachable as error:
-            raise BlockMiss("unreachable", "the store did not answer") from error
+            await self._call(space, name, read, fate, limits.BLOCK_READ_TIMEOUT_S)
+        except DeadlineExceeded as error:
+            raise BlockMiss("late", error.message) from error
+        except Overloaded as error:
+            raise BlockMiss("unreachable", error.message) from error
         if not found:
             raise BlockMiss("absent", f"no object {name}")
         return found[0]
@@ -105,15 +106,13 @@ class MemoryStore:
     async def delete(self, space: Space, name: str) -> None:
         """Idempotent. Raises Overloaded, DeadlineExceeded."""
         fate = self._disk.fate("delete", space, name)
-        try:
-            await self._call(name, lambda: self._disk.objects.pop((space, name), None), fate)
-        except _Unreachable as error:
-            raise DeadlineExceeded("the store did not answer") from error
+        forget = self._disk.objects.pop
+        await self._call(space, name, lambda: forget((space, name), None), fate, limits.BLOCK_WRITE_TIMEOUT_S)
 
     async def list(self, space: Space) -> AsyncIterator[ObjectInfo]:
         process.check_alive()
-        if not self._disk.up:
-            raise Overloaded("the store is down")
+        if self._closed or not self._disk.up:
+            raise Overloaded("the store is away")
         for name in self._disk.names(space):
             kept = self._disk.objects.get((space, name))
             if kept is not None:
@@ -121,11 +120,17 @@ class MemoryStore:
             await asyncio.sleep(0)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Idempotent."""
+        self._closed = True
 
-    async def _call(self, name: str, effect: Callable[[], object], fate: Fate) -> None:
-        """The effect happens at the disk while the caller waits, or after it died."""
+    async def _call(self, space: Space, name: str, effect: Callable[[], object], fate: Fate, timeout_s: float) -> None:
+        """The effect happens at the disk while the caller waits, or after it died. Raises Overloaded,
+        DeadlineExceeded, InternalError for what is no name."""
         process.check_alive()
+        if space not in get_args(Space) or not _NAME.fullmatch(name):
+            raise InternalError(f"no object can be named {name!r} in {space!r}")
+        if self._closed:
+            raise Overloaded("the store is closed")
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def act() -> None:
@@ -138,14 +143,6 @@ class MemoryStore:
 
         for delay_s in self._disk.wire.legs("call", name):
             Link().carry(delay_s + fate.delay_s, act)
-        try:
-            async with asyncio.timeout(TIMEOUT_S):
-                await done
-        except TimeoutError as error:
-            raise _Unreachable from error
+        await within(timeout_s, done, "the store did not answer")
         if fate.error is not None:
             raise fate.error
-
-
-class _Unreachable(Exception):
-    pass

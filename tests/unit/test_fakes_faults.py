@@ -19,14 +19,14 @@ async def test_the_nth_call_fails_before_or_after_its_effect() -> None:
     disk = MemoryDisk(lambda: 0.0)
     store = faulty(disk.connect(), NthFailure(1, lambda: Overloaded("full")))
     with pytest.raises(Overloaded):
-        await store.put("pool", "a", [b"1"])
+        await store.put("pool", "aa", [b"1"])
     assert disk.names("pool") == []
-    await store.put("pool", "a", [b"1", b"2"])
-    assert await store.get("pool", "a") == b"12"
+    await store.put("pool", "aa", [b"1", b"2"])
+    assert await store.get("pool", "aa") == b"12"
     store = faulty(disk.connect(), NthFailure(1, lambda: DeadlineExceeded("late"), "after"))
     with pytest.raises(DeadlineExceeded):
-        await store.put("pool", "b", [b"1"])
-    assert disk.names("pool") == ["a", "b"]
+        await store.put("pool", "bb", [b"1"])
+    assert disk.names("pool") == ["aa", "bb"]
 
 
 async def test_deliveries_are_behind_the_plan_too() -> None:
@@ -50,7 +50,7 @@ def test_a_sweep_fails_each_call_once() -> None:
     def scenario(plan: NthFailure) -> None:
         async def run() -> None:
             store = faulty(MemoryDisk(lambda: 0.0).connect(), plan, "store")
-            for call in (store.put("pool", "a", [b"x"]), store.get("pool", "a"), store.delete("pool", "a")):
+            for call in (store.put("pool", "aa", [b"x"]), store.get("pool", "aa"), store.delete("pool", "aa")):
                 try:
                     await call
                 except (Overloaded, BlockMiss):
@@ -68,11 +68,11 @@ async def test_drawn_faults_are_the_seeds() -> None:
         plan = DrawnFaults(seed, {"store.get": 0.5}, lambda: Overloaded("no"))
         disk = MemoryDisk(lambda: 0.0)
         store = faulty(disk.connect(), plan, "store")
-        await store.put("pool", "a", [b"x"])
+        await store.put("pool", "aa", [b"x"])
         fine = []
         for _ in range(40):
             try:
-                fine.append(await store.get("pool", "a") == b"x")
+                fine.append(await store.get("pool", "aa") == b"x")
             except Overloaded:
                 fine.append(False)
         return fine
