@@ -140,8 +140,9 @@ PREEMPTIONS_MAX: Final = 3
 """How often one answer may leave the engine for want of pages and come back before it ends for want of them."""
 WORKER_GRACE_S: Final = 20.0
 """How long a draining worker finishes what runs; the rest is given back. Shorter than STOP_TIMEOUT_S."""
-STOP_AGAIN_S: Final = 0.5
-"""A task that did not end is cancelled again after this long: libraries swallow a cancel now and then."""
+STOP_AGAIN_S: Final = 3.0
+"""A task that did not end is cancelled again after this long: libraries swallow a cancel now and then. Longer than a
+step of the engine, whose thread ends between two."""
 PUBLISH_ATTEMPTS_MAX: Final = 5
 PUBLISH_RETRY_S: Final = 0.2
 NAMESPACE_KEYS_MAX: Final = 4_096

@@ -107,8 +107,18 @@ class EngineLoop:
         for command in dropped:
             if command.future.set_running_or_notify_cancel():
                 command.future.set_exception(BlockMiss("removed", "its sequence left the engine"))
-        # Pages that came free may let a starved sequence go on.
-        await self._submit(self._urgent, _Command(request, lambda: self._remove(request), wakes=True))
+        loop = asyncio.get_running_loop()
+
+        def take_out() -> None:
+            self._present.discard(request)
+            self._engine.remove(request)
+            loop.call_soon_threadsafe(self._tell_left)
+
+        # It wakes the engine: pages that came free may let a starved sequence go on. Who is cancelled while waiting for
+        # this has still asked for it: a sequence must not stay behind.
+        await asyncio.shield(self._submit(self._urgent, _Command(request, take_out, wakes=True)))
+
+    def _tell_left(self) -> None:
         self._left.set()
         self._left = asyncio.Event()
 
@@ -198,10 +208,6 @@ class EngineLoop:
     def _add(self, spec: SequenceSpec) -> None:
         self._engine.add(spec)
         self._present.add(spec.request)
-
-    def _remove(self, request: RequestId) -> None:
-        self._present.discard(request)
-        self._engine.remove(request)
 
     def _export(self, request: RequestId, block: int, tokens: int) -> bytes:
         if request not in self._present:

@@ -14,6 +14,7 @@ import structlog
 from shared.contracts import limits
 from shared.contracts.errors import DeepServeError
 from shared.contracts.ports import Delivery
+from shared.worker.race import stop
 
 log = structlog.get_logger()
 
@@ -25,8 +26,7 @@ async def lease(delivery: Delivery) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.wait({task})
+        await stop(task)
 
 
 async def _renew(delivery: Delivery) -> None:

@@ -1,4 +1,4 @@
-"""Work that an event may end early."""
+"""Work that an event may end early, and tasks that are surely stopped."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from shared.contracts import limits
+
 T = TypeVar("T")
+
+
+async def stop(task: asyncio.Task[Any]) -> None:
+    """Cancels it until it has ended; its result is left to whoever owns it. `asyncio.wait_for` of Python 3.11, which
+    libraries use, swallows a cancel that comes together with its result: the task is then told again."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=limits.STOP_AGAIN_S)
 
 
 async def unless(ended: asyncio.Future[Any], work: Coroutine[Any, Any, T]) -> T | None:
@@ -18,9 +28,7 @@ async def unless(ended: asyncio.Future[Any], work: Coroutine[Any, Any, T]) -> T 
     try:
         await asyncio.wait({task, ended}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task})
+        await stop(task)
     return None if task.cancelled() else task.result()
 
 

@@ -27,6 +27,7 @@ from shared.worker.floor import Floor
 from shared.worker.namespace_keys import NamespaceKeys
 from shared.worker.objects import BlockObjects
 from shared.worker.page_gate import PageGate
+from shared.worker.race import stop
 from shared.worker.settlement import Settlement
 from shared.worker.step_router import StepRouter
 from shared.worker.work_loop import WorkLoop
@@ -124,7 +125,7 @@ class Worker:
                 await work.run(drain)
                 await self._background.close(limits.DRAIN_TIMEOUT_S)
                 for task in vital:
-                    task.cancel()
+                    await stop(task)
         finally:
             await floor.keys.close()
             await stop_revocations()

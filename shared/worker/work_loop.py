@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
-from shared.contracts import limits
 from shared.contracts.errors import DeepServeError
 from shared.contracts.ports import Bus, Delivery
 from shared.runtime.service import as_internal_error
+from shared.worker.race import stop
 
 log = structlog.get_logger()
 
@@ -49,7 +49,7 @@ class WorkLoop:
             await drain.wait()
             self.draining = True
             log.info("worker.drained", running=self.running)
-            await _stop(pulling)
+            await stop(pulling)
             if self._running:
                 await asyncio.wait(set(self._running), timeout=self._grace_s)
             for task in set(self._running):
@@ -73,13 +73,6 @@ class WorkLoop:
         except DeepServeError as error:
             log.warning("work.returned", subject=delivery.subject, delivery=delivery.number, error=error.message)
             await _give_back(delivery)
-
-
-async def _stop(task: asyncio.Task[None]) -> None:
-    """Until it has ended. A library under it may swallow a cancel, so that it is told again."""
-    while not task.done():
-        task.cancel()
-        await asyncio.wait({task}, timeout=limits.STOP_AGAIN_S)
 
 
 async def _give_back(delivery: Delivery) -> None:
