@@ -15,8 +15,9 @@ from services.gateway.queues import Waiting
 from services.gateway.request_work import RequestWork
 from services.gateway.stopwatch import Stopwatch
 from shared.contracts.errors import AuthenticationFailed, ClaimRefused, DeepServeError, Overloaded
+from shared.contracts.ids import AccountId
 from shared.contracts.messages import Hold
-from shared.contracts.tag import TagClaims
+from shared.contracts.tag import TrafficClass
 
 log = structlog.get_logger()
 
@@ -53,25 +54,26 @@ class RequestFlow:
             prepared = await edge.models.prepare(call.body)
             self._lap("prepare")
             self._outbox.stream = prepared.converted.request.stream
-            await self._take_turn(prepared, tag.claims)
+            kind = traffic_class(call.traffic_class, tag.claims.traffic_class, has_tools=prepared.converted.has_tools)
+            await self._take_turn(prepared, tag.claims.account, kind)
         finally:
             edge.accounts.leave(account)
 
-    async def _take_turn(self, prepared: Prepared, claims: TagClaims) -> None:
+    async def _take_turn(self, prepared: Prepared, account: AccountId, kind: TrafficClass) -> None:
         waiting = Waiting(
             request=self._call.request,
-            account=claims.account,
+            account=account,
             cost=len(prepared.tokens) + prepared.max_output_tokens,
             deadline_s=self._deadline_s,
         )
         async with self._edge.gates[prepared.model.name].slot(waiting) as slot:
             self._lap("queue")
             work = RequestWork(self._edge, self._call.request, prepared, slot, self._outbox, self._stopwatch)
-            grant = await self._hold(prepared)
+            grant = await self._hold(prepared, kind)
             self._lap("hold")
             await work.run(grant, self._deadline_s)
 
-    async def _hold(self, prepared: Prepared) -> str:
+    async def _hold(self, prepared: Prepared, kind: TrafficClass) -> str:
         """The grant. The tag is asked for again: it may have run out while the request waited."""
         edge, call = self._edge, self._call
         tag = await edge.tags.tag(call.key)
@@ -80,9 +82,7 @@ class RequestFlow:
             request=call.request,
             model=prepared.model.name,
             user_id=prepared.converted.user_id,
-            traffic_class=traffic_class(
-                call.traffic_class, tag.claims.traffic_class, has_tools=prepared.converted.has_tools
-            ),
+            traffic_class=kind,
             prompt_tokens=len(prepared.tokens),
             max_output_tokens=prepared.max_output_tokens,
             deadline_s=edge.clock.now_s() + self._deadline_s - edge.clock.monotonic_s(),
