@@ -159,16 +159,20 @@ class Engine(Protocol):
     profile: EngineProfile
 
     def add(self, spec: SequenceSpec) -> None:
-        """Reserves pages for prompt and `max_new_tokens` (bounded by the context) and imports the payloads.
+        """Reserves pages for the known tokens and one more (never more than can come) and imports the payloads.
 
-        Raises OutOfPages (nothing changed), InvalidRequest (tokens outside the vocabulary or over the context),
-        BlockMiss(shape) when a payload has another size than the profile says.
+        Later pages are taken one by one as positions need them. Raises OutOfPages (nothing changed), InvalidRequest
+        (tokens outside the vocabulary or over the context), BlockMiss(shape) when a payload has another size than the
+        profile says.
         """
         ...
 
     def step(self, budget_rows: int) -> list[Produced]:
         """One forward pass over at most `budget_rows` rows: decode rows first, then prompt rows in order of arrival,
-        cut at block boundaries where the budget allows. An empty list: nothing to do."""
+        cut at block boundaries where the budget allows. An empty list: nothing to do.
+
+        A sequence that finds no page waits for others to end; if nothing at all can run for want of pages, the youngest
+        that waits finishes with `insufficient_system_resource`."""
         ...
 
     def export(self, request: RequestId, block: int, tokens: int) -> bytes:
