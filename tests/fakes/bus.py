@@ -43,10 +43,12 @@ class Subscription:
     queue: str | None
     inbox: asyncio.Queue[Message | None]
     links: dict[int, Link]
+    owner: str | None
 
 
 class Broker:
-    """The server. `wire` may be changed while it runs."""
+    """The server. `wire` may be changed while it runs. `cut_off`: names of processes that cannot reach it, nor be
+    reached; it takes some time until a real server notices, and so their subscriptions stay."""
 
     def __init__(
         self,
@@ -58,6 +60,7 @@ class Broker:
     ) -> None:
         self.wire = wire
         self.up = True
+        self.cut_off: set[str] = set()
         self.dead_letters: list[Stored] = []
         self.on_dead: Callable[[Stream, Stored], None] = self._to_dead_stream
         self._random = random.Random(f"{seed}/broker")
@@ -86,6 +89,9 @@ class Broker:
                 return stream
         raise ValueError(f"no stream takes {subject}")
 
+    def reaches(self, owner: str | None) -> bool:
+        return self.up and owner not in self.cut_off
+
     # -- core messages -----------------------------------------------------------------------------------------------
 
     def listeners(self, subject: str) -> list[Subscription]:
@@ -107,7 +113,7 @@ class Broker:
         return len(listeners)
 
     def _arrive(self, subscription: Subscription, subject: str, payload: bytes, reply: Reply | None) -> None:
-        if self.up and subscription in self._subscriptions:
+        if self.reaches(subscription.owner) and subscription in self._subscriptions:
             subscription.inbox.put_nowait((subject, payload, reply))
 
     def add(self, subscription: Subscription) -> None:
@@ -145,12 +151,17 @@ class FakeBus:
         self._closed = False
         self._work_link = Link()
         member = process.current()
+        self._owner = member.name if member is not None else None
         if member is not None:
             member.at_death(self._die)
 
     @property
+    def wire(self) -> Wire:
+        return self._broker.wire
+
+    @property
     def connected(self) -> bool:
-        return self._broker.up
+        return self._broker.reaches(self._owner)
 
     # -- work --------------------------------------------------------------------------------------------------------
 
@@ -161,7 +172,7 @@ class FakeBus:
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         def store() -> None:
-            if not self._broker.up:
+            if not self.connected:
                 return
             try:
                 stream.store(subject, payload, message_id)
@@ -200,7 +211,7 @@ class FakeBus:
 
     async def _round(self, subjects: Sequence[str], room: int, arrived: deque[FakeDelivery]) -> None:
         news = asyncio.Event()
-        if self._broker.up:
+        if self.connected:
             for subject, share in zip(subjects, _shares(room, len(subjects)), strict=True):
                 self._ask(subject, share, arrived, news)
         try:
@@ -215,11 +226,13 @@ class FakeBus:
         consumer = stream.consumer(subject)
 
         def arrive(delivery: FakeDelivery) -> None:
+            if not self.connected:
+                return
             arrived.append(delivery)
             news.set()
 
         def give(stored: Stored, number: int) -> None:
-            delivery = FakeDelivery(self._broker, stream, consumer, stored, number)
+            delivery = FakeDelivery(self, stream, consumer, stored, number)
             for delay_s in self._broker.wire.legs("deliver", stored.subject)[:1]:
                 self._work_link.carry(delay_s, arrive, delivery)
 
@@ -237,7 +250,7 @@ class FakeBus:
     async def send(self, subject: str, payload: bytes) -> None:
         process.check_alive()
         _check_size(payload)
-        if self._broker.up:
+        if self.connected:
             self._broker.route(self._number, self._ordered, subject, payload, None)
 
     async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
@@ -246,10 +259,12 @@ class FakeBus:
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
         def reply(answered: bytes) -> None:
+            if not self.connected:
+                return
             for delay_s in self._broker.wire.legs("reply", subject):
                 Link().carry(delay_s, resolve, answer, answered)
 
-        if self._broker.up and not self._broker.route(self._number, self._ordered, subject, payload, reply):
+        if self.connected and not self._broker.route(self._number, self._ordered, subject, payload, reply):
             raise Overloaded(f"nobody listens to {subject}")
         answered: bytes = await within(timeout_s, answer, f"no answer from {subject}")
         return answered
@@ -258,7 +273,7 @@ class FakeBus:
         self, subject: str, handler: Handler, queue: str | None = None
     ) -> Callable[[], Awaitable[None]]:
         process.check_alive()
-        subscription = Subscription(subject, queue, asyncio.Queue(), {})
+        subscription = Subscription(subject, queue, asyncio.Queue(), {}, self._owner)
         self._broker.add(subscription)
         self._subscriptions.append(subscription)
         serve = self._serve_in_order if queue is None else self._serve_at_once
@@ -304,7 +319,7 @@ class FakeBus:
         except Exception as error:  # noqa: BLE001  as the real bus, which supervises its handlers
             asyncio.get_running_loop().call_exception_handler({"message": f"handler of {subject}", "exception": error})
             return
-        if reply is not None and answered is not None and self._broker.up:
+        if reply is not None and answered is not None and self.connected:
             reply(answered)
 
     async def close(self) -> None:

@@ -13,19 +13,24 @@ from tests.fakes.wire import Link, Wire, resolve, within
 from tests.sim import process
 
 
-class Server(Protocol):
-    wire: Wire
-    up: bool
+class Connection(Protocol):
+    @property
+    def wire(self) -> Wire: ...
+
+    @property
+    def connected(self) -> bool: ...
 
 
 class FakeDelivery:
     """`contracts.ports.Delivery`: a loan of the stream's. `ack` may be lost on its way there or back."""
 
-    def __init__(self, broker: Server, stream: FakeStream, consumer: Consumer, stored: Stored, number: int) -> None:
+    def __init__(
+        self, connection: Connection, stream: FakeStream, consumer: Consumer, stored: Stored, number: int
+    ) -> None:
         self.payload = stored.payload
         self.subject = stored.subject
         self.number = number
-        self._broker = broker
+        self._connection = connection
         self._stream = stream
         self._consumer = consumer
         self._sequence = stored.sequence
@@ -65,8 +70,8 @@ class FakeDelivery:
 
     def _carry(self, kind: str, call: Callable[..., object], *args: Any) -> None:
         def arrive() -> None:
-            if self._broker.up:
+            if self._connection.connected:
                 call(*args)
 
-        for delay_s in self._broker.wire.legs(kind, self.subject):
+        for delay_s in self._connection.wire.legs(kind, self.subject):
             Link().carry(delay_s, arrive)

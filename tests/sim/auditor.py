@@ -17,6 +17,8 @@ from tests.sim.workload import Exchange
 BLOCK: Final = 16
 CONTEXT: Final = 2_048
 PRICES: Final = ("0.003", "0.15", "0.60")
+NEW_PRICES: Final = ("0.003", "0.15", "0.90")
+REVOKED_SOON_S: Final = 1.0
 DEADLINE_SLACK_S: Final = 15.0
 ALLOWED: Final = (200, 401, 402, 429, 503)
 SETTLED_SOON_S: Final = 3.0
@@ -54,9 +56,15 @@ class Auditor:
 
     def __init__(self, plan: Plan, deadline_s: float) -> None:
         self.faults: list[str] = []
+        self.revoked_at_s: dict[int, float] = {}
+        """When the operator revoked an account's key."""
         self._plan = plan
         self._deadline_s = deadline_s
-        self._lossy = any(t.kind in ("broker_crash", "crash", "work_loss", "drain") for t in plan.troubles)
+        kinds = {trouble.kind for trouble in plan.troubles}
+        self._lossy = bool(kinds & {"broker_crash", "crash", "work_loss", "drain", "cut_off", "pause", "broker_down"})
+        self._quiet = kinds <= {"revoke"}
+        """Nothing keeps messages from arriving."""
+        self._prices = (PRICES, NEW_PRICES) if "new_prices" in kinds else (PRICES,)
 
     def _say(self, exchange: Exchange, what: str) -> None:
         self.faults.append(f"exchange {exchange.number} ({exchange.request}): {what}")
@@ -83,6 +91,10 @@ class Auditor:
         refused = {"empty": 402, "stranger": 401}.get(kind)
         if refused and self._plan.calm and exchange.ended == "error" and exchange.status != refused:
             self._say(exchange, f"an account that is {kind} got status {exchange.status}")
+        revoked_at_s = self.revoked_at_s.get(exchange.account)
+        if revoked_at_s is not None and exchange.asked_at_s > revoked_at_s + REVOKED_SOON_S and self._quiet:  # noqa: SIM102
+            if exchange.ended == "whole" or (exchange.ended == "error" and exchange.status != 401):
+                self._say(exchange, f"its key was revoked, but it ended as {exchange.ended} {exchange.status}")
         if self._plan.calm and kind in ("paid", "trial") and exchange.ended not in ("whole", "left"):
             self._say(exchange, f"nothing was wrong, but it ended as {exchange.ended}: {exchange.error}")
 
@@ -133,7 +145,8 @@ class Auditor:
         possible = [self._shared(exchange, other) for other in exchanges if _may_hit(exchange, other)]
         if hits > max(possible, default=0):
             self._say(exchange, f"{hits} hits, but at most {max(possible, default=0)} were ever there")
-        if self._plan.calm and self._plan.accounts[exchange.account] == "paid":
+        lasting = self._plan.retention_s > 1_000
+        if self._plan.calm and lasting and self._plan.accounts[exchange.account] == "paid":
             sure = [
                 self._shared(exchange, other, sure=True)
                 for other in exchanges
@@ -175,9 +188,10 @@ class Auditor:
             self._check_balance(account, balance, sum(row.amount_nano for row in rows if row.account == account))
 
     def _check_row(self, row: UsageRow) -> None:
-        cost = oracle.cost_nano(row.cached, row.uncached + row.not_eligible, row.output, PRICES)
-        if row.amount_nano != cost:
-            self.faults.append(f"request {row.request} cost {row.amount_nano} and not {cost}: {row}")
+        misses = row.uncached + row.not_eligible
+        costs = [oracle.cost_nano(row.cached, misses, row.output, prices) for prices in self._prices]
+        if row.amount_nano not in costs:
+            self.faults.append(f"request {row.request} cost {row.amount_nano} and not {costs}: {row}")
         if row.cached + row.uncached + row.not_eligible != row.prompt:
             self.faults.append(f"request {row.request}: classes that do not sum to the prompt: {row}")
         paid = self._plan.accounts[row.account] == "paid"

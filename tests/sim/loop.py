@@ -21,6 +21,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
 
 from tests.sim import pinned, process
+from tests.sim.process import SimProcess
 from tests.sim.threads import SimThread
 
 T = TypeVar("T")
@@ -94,6 +95,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._last_time_step = 0
         self._threads: list[SimThread[Any]] = []
         self._buried: list[asyncio.Handle] = []
+        self._paused: list[SimProcess] = []
         self.afterlife = False
         self.set_exception_handler(self._remember_fault)
 
@@ -158,8 +160,7 @@ class SimLoop(asyncio.BaseEventLoop):
         if handle.cancelled():
             return
         member = process.owner(handle._context)
-        if member is not None and not self.afterlife and not member.may_step():
-            self._buried.append(handle)
+        if member is not None and not self.afterlife and self._kept_from(member, handle):
             return
         self.steps += 1
         if self.steps > self.steps_max or self.steps - self._last_time_step > STEPS_WITHOUT_TIME_MAX:
@@ -167,6 +168,25 @@ class SimLoop(asyncio.BaseEventLoop):
             stuck = self.steps - self._last_time_step
             raise TooManySteps(f"{self.steps} steps, {stuck} of them at {self._now_s:.6f} s")
         handle._run()
+
+    def _kept_from(self, member: SimProcess, handle: Any) -> bool:
+        """Whether the callback does not run now: its process is dead, or stands still."""
+        if member.held_back is not None and member.alive:
+            member.held_back.append(handle)
+            return True
+        if not member.may_step():
+            self._buried.append(handle)
+            return True
+        return False
+
+    def pause(self, member: SimProcess, for_s: float) -> None:
+        """The process stands still for a while."""
+        member.pause()
+        self._paused.append(member)
+        self.call_later(for_s, self._resume, member, context=process.OUTSIDE.copy())
+
+    def _resume(self, member: SimProcess) -> None:
+        self._ready.extend(member.resume())
 
     # -- order and time ----------------------------------------------------------------------------------------------
 
@@ -216,6 +236,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self.steps_max = self.steps + steps_max
         self._last_time_step = self.steps
         self._ready.extend(self._buried)
+        for member in self._paused:
+            self._ready.extend(member.resume())
         self._buried.clear()
 
     def end_threads(self) -> None:

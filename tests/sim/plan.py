@@ -28,6 +28,10 @@ TroubleKind = Literal[
     "ack_loss",
     "late",
     "drain",
+    "pause",
+    "cut_off",
+    "new_prices",
+    "revoke",
 ]
 PROCESSES: Final = ("billing", "cache_index", "prefill-1", "decode-1", "decode-2", "gateway-1")
 _WORDS: Final = (
@@ -101,6 +105,7 @@ class Plan:
     delay_s: float = 0.0005
     rows_per_s: float = 1_000.0
     small_pages: bool = False
+    retention_s: int = 100_000
 
     @property
     def calm(self) -> bool:
@@ -138,6 +143,7 @@ def draw(seed: int, *, troubles: bool = True) -> Plan:
         delay_s=dice.choice((0.0002, 0.001, 0.005)),
         rows_per_s=dice.choice((60.0, 150.0, 400.0, 2_000.0)),
         small_pages=dice.random() < 0.2,
+        retention_s=dice.choice((8, 100_000, 100_000)),
     )
 
 
@@ -199,6 +205,10 @@ def _trouble(dice: random.Random, clients: tuple[Client, ...]) -> Trouble:
             "ack_loss",
             "late",
             "drain",
+            *("pause",) * 3,
+            *("cut_off",) * 2,
+            "new_prices",
+            "revoke",
         )
     )
     at_s = dice.choice(clients).begins_s + dice.choice((dice.uniform(0, 0.1), dice.uniform(0, 2), dice.uniform(0, 10)))
@@ -207,13 +217,14 @@ def _trouble(dice: random.Random, clients: tuple[Client, ...]) -> Trouble:
         "broker_crash": dice.choice((dice.uniform(0, 0.2), dice.uniform(0, 3))),
         "store_slow": dice.uniform(0.05, 2.0),
         "clock_step": dice.uniform(-30, 30),
+        "revoke": float(dice.randrange(3)),
         "late": dice.uniform(0.01, 0.5),
     }
     return Trouble(
         kind=kind,
         at_s=at_s,
-        for_s=dice.choice((dice.uniform(0.2, 3), dice.uniform(3, 20))),
-        process=process if kind in ("crash", "clock_step", "drain") else None,
+        for_s=dice.choice((dice.uniform(0.2, 3), dice.uniform(3, 25))),
+        process=process if kind in ("crash", "clock_step", "drain", "pause", "cut_off") else None,
         steps=dice.randrange(60) if kind == "crash" else 0,
         amount=amounts.get(kind, dice.uniform(0.05, 0.6)),
     )

@@ -27,6 +27,8 @@ class SimProcess:
         self.steps = 0
         self.crash_at_step: int | None = None
         self.tasks: list[asyncio.Task[Any]] = []
+        self.held_back: list[asyncio.Handle] | None = None
+        """Callbacks that wait for `resume`; None while the process runs."""
         self._context = contextvars.Context()
         self._context.run(_CURRENT.set, self)
         self._at_death: list[Callable[[], None]] = []
@@ -54,6 +56,16 @@ class SimProcess:
         calls, self._at_death = self._at_death, []
         for call in calls:
             OUTSIDE.copy().run(call)
+
+    def pause(self) -> None:
+        """As SIGSTOP: the process stands still and the world goes on."""
+        if self.held_back is None:
+            self.held_back = []
+
+    def resume(self) -> list[asyncio.Handle]:
+        """It goes on where it stood; returns what is to be run now."""
+        held_back, self.held_back = self.held_back or [], None
+        return held_back
 
     def may_step(self) -> bool:
         """Asked by the loop before each callback of the process."""

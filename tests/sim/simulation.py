@@ -11,8 +11,9 @@ from services.billing.admin_schemas import NewAccount
 from services.billing.administration import Administration
 from services.billing.ledger import Ledger
 from services.billing.pricing import parse_amount
+from shared.contracts import subjects
 from shared.contracts.block import object_name, unpack_header
-from shared.contracts.messages import Revoked
+from shared.contracts.messages import Revoked, encode
 from tests.fakes.books import MemoryDatabase
 from tests.fakes.database import MemoryServer
 from tests.fakes.wire import RoughWire
@@ -82,20 +83,21 @@ def simulate(plan: Plan) -> Verdict:
 
 async def _run(plan: Plan, loop: SimLoop, timeline: Timeline, verdict: Verdict) -> None:
     wire = RoughWire(f"{plan.seed}", delay_s=plan.delay_s)
-    sizes = Sizes(rows_per_s=plan.rows_per_s)
+    sizes = Sizes(rows_per_s=plan.rows_per_s, retention_s=plan.retention_s)
     if plan.small_pages:
         sizes = replace(sizes, pages=96, sequences=3)
     world = World(loop, timeline, wire=wire, sizes=sizes)
     with world.patched():
         await world.up(*PROCESSES)
-        secrets = await _open_accounts(plan, world)
-        clients, troubles = Clients(world, timeline, secrets), Troubles(world, plan, wire)
+        auditor = Auditor(plan, world.sizes.request_deadline_s)
+        office = Office(plan, world, auditor)
+        clients = Clients(world, timeline, await office.open_accounts())
+        troubles = Troubles(world, plan, wire, office.revoke)
         causing = asyncio.create_task(troubles.run(), name="troubles")
         await clients.run(plan.clients)
         await causing
         await asyncio.sleep(QUIET_S)
         verdict.requests = len(clients.exchanges)
-        auditor = Auditor(plan, world.sizes.request_deadline_s)
         auditor.check_answers(clients.exchanges)
         verdict.faults += auditor.faults
         verdict.faults += _check_rest(world, troubles)
@@ -112,20 +114,37 @@ async def _run(plan: Plan, loop: SimLoop, timeline: Timeline, verdict: Verdict) 
         verdict.faults += loop.faults
 
 
-async def _open_accounts(plan: Plan, world: World) -> list[str]:
-    """One account for each kind of the plan, in order; returns their API keys."""
+class Office:
+    """The operator: opens one account for each kind of the plan, revokes keys, and tells the auditor."""
 
-    async def hear(revoked: Revoked) -> None:
-        return None
+    def __init__(self, plan: Plan, world: World, auditor: Auditor) -> None:
+        self._plan = plan
+        self._world = world
+        self._auditor = auditor
+        self._bus = world.broker.connect()
+        self._keys: list[str] = []
+        database: Any = MemoryDatabase(world.tables, MemoryServer())
+        self._administration = Administration(
+            database, self._broadcast, world.wall, os.urandom, currency="USD", concurrency=100
+        )
 
-    database: Any = MemoryDatabase(world.tables, MemoryServer())
-    administration = Administration(database, hear, world.wall, os.urandom, currency="USD", concurrency=100)
-    secrets = []
-    for number, kind in enumerate(plan.accounts):
-        account = await administration.create_account(NewAccount(name=f"account {number}", **MONEY[kind]), f"{number}")
-        key = await administration.create_key(account.id, None)
-        secrets.append("sk-" + "0" * 64 if kind == "stranger" else key.key)
-    return secrets
+    async def open_accounts(self) -> list[str]:
+        """Returns their API keys, in order."""
+        secrets = []
+        for number, kind in enumerate(self._plan.accounts):
+            wanted = NewAccount(name=f"account {number}", **MONEY[kind])
+            account = await self._administration.create_account(wanted, f"{number}")
+            key = await self._administration.create_key(account.id, None)
+            self._keys.append(key.id)
+            secrets.append("sk-" + "0" * 64 if kind == "stranger" else key.key)
+        return secrets
+
+    async def revoke(self, account: int) -> None:
+        await self._administration.revoke_key(self._keys[account])
+        self._auditor.revoked_at_s.setdefault(account, self._world.loop.time())
+
+    async def _broadcast(self, revoked: Revoked) -> None:
+        await self._bus.send(subjects.REVOKED, encode(revoked))
 
 
 def _usage(world: World, plan: Plan) -> list[UsageRow]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from shared.contracts.errors import Overloaded
@@ -23,12 +23,13 @@ _ACKS: Final = ("ack", "acked")
 class Troubles:
     """`wire` is the world's; what is over leaves it as it was."""
 
-    def __init__(self, world: World, plan: Plan, wire: RoughWire) -> None:
+    def __init__(self, world: World, plan: Plan, wire: RoughWire, revoke: Callable[[int], Awaitable[None]]) -> None:
         self.damaged: set[str] = set()
         """Names of objects that the store was made to damage or lose."""
         self._world = world
         self._plan = plan
         self._wire = wire
+        self._revoke = revoke
         self._dice = random.Random(f"{plan.seed}/trouble")
 
     async def run(self) -> None:
@@ -43,6 +44,12 @@ class Troubles:
         self._world.timeline.note("trouble", kind, process=trouble.process, for_s=trouble.for_s, amount=trouble.amount)
         if trouble.process is not None:
             await self._of_process(trouble, trouble.process)
+        elif kind == "new_prices":
+            self._world.prices = self._world.prices.replace('"0.60"', '"0.90"')
+            self._world.crash("billing")
+            await self._back("billing")
+        elif kind == "revoke":
+            await self._revoke(int(trouble.amount))
         elif kind == "broker_crash":
             lost = self._world.broker.crash(trouble.amount)
             self._world.timeline.note("trouble", "broker.lost", messages=len(lost))
@@ -56,7 +63,14 @@ class Troubles:
 
     async def _of_process(self, trouble: Trouble, name: str) -> None:
         running = self._world.running[name]
-        if trouble.kind == "clock_step":
+        if trouble.kind == "pause":
+            self._world.loop.pause(running.member, trouble.for_s)
+            await asyncio.sleep(trouble.for_s)
+        elif trouble.kind == "cut_off":
+            self._world.broker.cut_off.add(running.member.name)
+            await asyncio.sleep(trouble.for_s)
+            self._world.broker.cut_off.discard(running.member.name)
+        elif trouble.kind == "clock_step":
             running.clock.step(trouble.amount)
             await asyncio.sleep(trouble.for_s)
             running.clock.step(-trouble.amount)

@@ -77,6 +77,7 @@ class Sizes:
     step_rows: int = 64
     request_deadline_s: float = 120.0
     rows_per_s: float = 1_000.0
+    retention_s: int = 100_000
 
 
 @dataclasses.dataclass
@@ -189,6 +190,8 @@ class World:
         own: dict[str, dict[str, Any]] = {
             "billing": {
                 **database,
+                "retention_agent_s": self.sizes.retention_s,
+                "retention_chat_s": self.sizes.retention_s,
                 **dict.fromkeys(("signing_key_file", "master_key_file", "admin_token_file"), NOWHERE),
             },
             "cache_index": {**database, **store},
