@@ -23,7 +23,8 @@ MIX_B: Final = 0x94D049BB133111EB
 MASK: Final = 2**64 - 1
 MANTISSA_BITS: Final = 53
 TOP_FIRST: Final = 1024
-"""Candidates that top-p sorts before it sorts the whole vocabulary."""
+TOP_GROWTH: Final = 8
+"""Top-p sorts this many candidates, and so many times more each time they do not reach it."""
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
@@ -73,12 +74,13 @@ def _inside_top_p(scaled: Floats, top_p: float) -> Ids:
     if top_p >= 1.0:
         return np.arange(len(scaled))
     log_total = _log_sum_exp(scaled)
-    for count in (min(TOP_FIRST, len(scaled)), len(scaled)):
+    count = TOP_FIRST
+    while True:
         order = _largest(scaled, count)
         reached = np.cumsum(np.exp(scaled[order] - log_total))
-        if reached[-1] >= top_p or count == len(scaled):
-            break
-    return order[: int(np.searchsorted(reached, top_p)) + 1]
+        if reached[-1] >= top_p or count >= len(scaled):
+            return order[: int(np.searchsorted(reached, top_p)) + 1]
+        count *= TOP_GROWTH
 
 
 def _largest(values: Floats, count: int) -> Ids:
