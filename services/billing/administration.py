@@ -13,7 +13,6 @@ from typing import Final, TypeVar
 
 import msgspec
 import structlog
-from shared.runtime.database import Database
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.billing import account_repository, accounts, ledger, pricing, reconcile, repository
@@ -45,6 +44,7 @@ from shared.contracts.ids import AccountId, KeyId
 from shared.contracts.messages import Revoked
 from shared.contracts.ports import Clock
 from shared.contracts.tag import TrafficClass
+from shared.runtime.database import Database
 
 log = structlog.get_logger()
 _ACCOUNT: Final = re.compile(r"acct_[0-9a-f]{32}")

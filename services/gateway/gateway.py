@@ -15,7 +15,6 @@ from services.gateway.beats import Beats
 from services.gateway.edge import Edge
 from services.gateway.gate import Gate
 from services.gateway.holds import Holds
-from services.gateway.http_server import HttpServer
 from services.gateway.prepare import Models, ServedModel
 from services.gateway.token_inbox import TokenInbox
 from services.gateway.workers import Affinity, Workers
@@ -23,6 +22,7 @@ from shared.contracts import limits, messages, subjects
 from shared.contracts.ids import GatewayId
 from shared.contracts.messages import Revoked
 from shared.contracts.ports import Bus, Clock
+from shared.runtime.http_server import HttpServer
 from shared.runtime.signing import Verifier
 
 log = structlog.get_logger()

@@ -39,6 +39,8 @@ async def start(service: Service, settings: GatewaySettings) -> None:
         request_deadline_s=settings.request_deadline_s,
         queued_requests_max=settings.queued_requests_max,
         keep_alive_s=settings.keep_alive_s,
+        owned_by=settings.owned_by,
+        cors_origins=settings.cors_origins,
     )
     service.on_stop("gateway", gateway.close)
     _watch(service, gateway)

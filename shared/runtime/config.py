@@ -110,6 +110,12 @@ class GatewaySettings(Settings):
     # -- what it serves ------------------------------------------------------------------------------------------------
     model: ModelName = Field(default="smollm2-135m-instruct", description="The model's name for clients and prices.")
     model_dir: Path = Field(description="The converted model's folder, for tokenizer and chat template.")
+    owned_by: str = Field(
+        default="deepserve", min_length=1, max_length=64, description="`owned_by` of each entry of /models."
+    )
+    cors_origins: tuple[str, ...] = Field(
+        default=(), max_length=64, description="Origins whose browser pages may call, as a JSON list; none by default."
+    )
 
     # -- how much it takes on ------------------------------------------------------------------------------------------
     request_deadline_s: float = Field(

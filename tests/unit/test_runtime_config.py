@@ -167,3 +167,12 @@ def test_a_missing_key_file_is_named(tmp_path: Path) -> None:
         read_key(tmp_path / "nowhere", "master key")
     with pytest.raises(SettingsError, match="is empty"):
         read_token(_file(tmp_path / "blank", b"\n"), "admin token")
+
+
+def test_origins_for_browsers_are_a_json_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPSERVE_CORS_ORIGINS", '["https://console.example"]')
+    field = GatewaySettings.model_fields["cors_origins"]
+    assert field.default == ()
+    for name in ("NATS_URL", "CLUSTER_KEY_FILE", "VERIFY_KEY_FILE", "MODEL_DIR"):
+        monkeypatch.setenv(f"DEEPSERVE_{name}", "nats://127.0.0.1:4222" if name == "NATS_URL" else "/tmp/x")
+    assert GatewaySettings().cors_origins == ("https://console.example",)  # type: ignore[call-arg]
