@@ -26,10 +26,6 @@ OWNED: Final = frozenset(
         "DEEPSERVE_GATEWAY_ID",
     }
 )
-THREADS: Final = {"GOMP_SPINCOUNT": "1000"}
-"""How long an idle compute thread spins before it sleeps, in loop turns. Prefill and decode share the cores of one
-machine, and the default (about a millisecond) keeps a core from whoever has work for it: with both busy on two cores,
-steps took up to ten times as long."""
 KINDS: Final[Mapping[str, type[config.Settings]]] = {kind.role: kind for kind in config.PROCESSES}
 
 
@@ -85,7 +81,7 @@ def compose(
     given = {key: value for key, value in caller.items() if value}
     ours = {**defaults, **given, **options, **own}
     knows = {config.PREFIX + field.upper() for field in KINDS[kind].model_fields}
-    return {**THREADS, **without_ours(caller), **{key: value for key, value in ours.items() if key in knows}}
+    return {**without_ours(caller), **{key: value for key, value in ours.items() if key in knows}}
 
 
 def without_ours(environment: Mapping[str, str]) -> dict[str, str]:
