@@ -14,8 +14,8 @@ How (each point is a trap that was met; the self-test at start proves the sum of
 - Query heads of a group are folded into rows; with fewer than 4 rows the operator takes another path, so the rows are
   padded to a multiple of `ROWS_MULTIPLE`.
 - ATen's exp gives other bits for elements that do not fill its vectors, and at the edge of a thread's share: it
-  runs on contiguous arrays, padded to a multiple of `VECTOR_ELEMENTS` and shorter than one share. Sums, products,
-  maxima and quotients are exact in every path.
+  runs on contiguous pieces of whole vectors, each shorter than a share. Sums, products, maxima and quotients are exact
+  in every path.
 - Whether a tile is viewed or gathered does not matter: the operator sees the same numbers.
 """
 
@@ -86,8 +86,6 @@ def geometry_of(config: ModelConfig, *, block_tokens: int, dtype: torch.dtype) -
     assert KEY_CHUNK % block_tokens == 0
     assert TILE_TOKENS % KEY_CHUNK == 0
     assert TILE_TOKENS % ROW_BLOCK_TOKENS == 0
-    tiles_max = -(-config.context_tokens // TILE_TOKENS)
-    assert tiles_max * ROW_BLOCK_TOKENS * config.query_heads < SHARE_ELEMENTS, "a merge would be split over threads"
     token_Q = torch.arange(TILE_TOKENS * config.group + ROWS_MULTIPLE) // config.group
     hidden_QK = torch.zeros(len(token_Q), TILE_TOKENS, dtype=dtype)
     hidden_QK.masked_fill_(torch.arange(TILE_TOKENS)[None] > token_Q[:, None], float("-inf"))
@@ -189,6 +187,7 @@ def _merge(parts: list[tuple[Tensor, Tensor]]) -> Tensor:
 def _exact_exp(x: Tensor) -> Tensor:
     """exp with the same bits for an element wherever it stands: every element fills a vector of one thread."""
     flat = x.reshape(-1)
-    assert flat.numel() < SHARE_ELEMENTS
     padded = pad(flat, (0, -flat.numel() % VECTOR_ELEMENTS))
-    return padded.exp_()[: flat.numel()].view(x.shape)
+    for piece in torch.split(padded, SHARE_ELEMENTS - VECTOR_ELEMENTS):
+        piece.exp_()
+    return padded[: flat.numel()].view(x.shape)

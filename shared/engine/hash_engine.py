@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from shared.contracts.block import Fingerprint
 from shared.contracts.errors import BlockMiss
@@ -42,7 +43,7 @@ def root_of(weights: str) -> int:
     return int.from_bytes(hashlib.blake2b(weights.encode(), digest_size=8, person=b"root").digest(), "little")
 
 
-def next_token(kv: Sequence[int], sampling: Sampling, vocabulary: int) -> int:
+def next_token(kv: npt.ArrayLike, sampling: Sampling, vocabulary: int) -> int:
     """A function of all KV so far, and of the seed unless greedy. Never a stop token: answers end by their length."""
     state = hashlib.blake2b(np.asarray(kv, dtype="<u8").tobytes(), digest_size=8, person=b"state").digest()
     seed = sampling.seed if sampling.temperature > 0 else 0
@@ -100,7 +101,7 @@ class HashDevice:
         if entry.sampling is None:
             return None
         kv = self._kv[list(entry.pages)].reshape(-1)[:position]
-        token = next_token(kv, entry.sampling, self._vocabulary)  # type: ignore[arg-type]
+        token = next_token(kv, entry.sampling, self._vocabulary)
         return Drawn(token, _logprob(token, entry.sampling.top_logprobs, self._vocabulary))
 
 

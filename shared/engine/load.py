@@ -95,6 +95,7 @@ def _torch_engine(
         "engine.self_tested",
         exact=verdict.exact,
         differs=verdict.differs,
+        bits=verdict.bits,
         load_s=round(loaded - started, 2),
         self_test_s=round(time.monotonic() - loaded, 2),
         threads=threads,

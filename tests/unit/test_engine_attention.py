@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from shared.engine.attention import TILE_TOKENS, SpanRows, attend, geometry_of, tiles_of
+from shared.engine.attention import TILE_TOKENS, SpanRows, _exact_exp, attend, geometry_of, tiles_of
 from shared.engine.kv_pages import KvPages
 from shared.engine.layers import gated_silu, rotary_table, rotate
 from shared.engine.model_config import ModelConfig
@@ -112,6 +112,15 @@ def test_single_rows_around_every_edge_give_the_same_bits() -> None:
     edges = [0, 63, 64, 255, 256, 1023, 1024, 1025, 2047, 2048, TOKENS - 1]
     for position in edges:
         assert torch.equal(case.attend(position, position + 1)[0], whole[position]), position
+
+
+def test_exp_of_an_element_does_not_depend_on_its_place() -> None:
+    """Over more elements than one thread's share, and from any offset."""
+    x = -torch.rand(100_003, generator=torch.Generator().manual_seed(4)) * 20
+    whole = _exact_exp(x.clone())
+    assert torch.allclose(whole, torch.exp(x.double()).float(), rtol=3e-7)
+    for start, stop in ((0, 1), (5, 77), (1000, 34_001), (99_990, 100_003)):
+        assert torch.equal(_exact_exp(x[start:stop].clone()), whole[start:stop])
 
 
 def test_only_the_rows_of_the_span_are_written() -> None:
