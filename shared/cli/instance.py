@@ -76,21 +76,15 @@ class Instance:
     def prepare(self) -> None:
         """Creates what is missing. Raises CommandFailed when the directory cannot be ours."""
         try:
-            if self.data.exists() and not self.run.exists() and any(self.data.iterdir()):
-                raise CommandFailed(
-                    f"{self.data} is not empty and no DeepServe data directory; name another with --data"
-                )
-            # Postgres may run as another user, who must reach its folder inside; what is private has its own mode.
-            for folder, mode in (
-                (self.data, 0o755),
-                (self.run, 0o755),
-                (self.secrets, 0o700),
-                (self.store, 0o700),
-                (self.nats, 0o700),
-                (self.logs, 0o700),
-            ):
-                folder.mkdir(parents=True, exist_ok=True)
-                folder.chmod(mode)
+            private = (self.secrets, self.store, self.nats, self.logs)
+            taken = [f.name for f in (*private, self.postgres) if f.exists() and not self.run.exists()]
+            if taken:
+                what = f"{self.data} is no DeepServe data directory, but has {', '.join(taken)}"
+                raise CommandFailed(f"{what}; name another with --data")
+            self.run.mkdir(mode=0o755, parents=True, exist_ok=True)
+            for folder in private:
+                folder.mkdir(exist_ok=True)
+                folder.chmod(0o700)
         except OSError as error:
             raise CommandFailed(f"cannot use {self.data} as data directory: {error.strerror or error}") from error
 

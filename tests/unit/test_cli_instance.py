@@ -22,10 +22,19 @@ def prepared(folder: Path) -> Instance:
 
 
 def test_a_foreign_folder_is_not_taken_over(tmp_path: Path) -> None:
-    (tmp_path / "holiday.jpg").write_text("x")
-    with pytest.raises(CommandFailed, match="not empty"):
+    (tmp_path / "logs").mkdir()
+    with pytest.raises(CommandFailed, match="no DeepServe data directory, but has logs"):
         Instance(tmp_path).prepare()
-    assert [p.name for p in tmp_path.iterdir()] == ["holiday.jpg"]
+    assert [p.name for p in tmp_path.iterdir()] == ["logs"]
+
+
+def test_other_files_and_the_folders_mode_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    tmp_path.chmod(0o750)
+    Instance(tmp_path).prepare()
+    Instance(tmp_path).prepare()
+    assert tmp_path.stat().st_mode & 0o777 == 0o750
+    assert (tmp_path / "notes.txt").read_text() == "x"
 
 
 def test_what_is_private_is_private(tmp_path: Path) -> None:

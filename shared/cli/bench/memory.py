@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import psutil
 
 from shared.cli.bench.client import ChatClient
 from shared.cli.bench.document import document
@@ -65,7 +66,22 @@ def measure(target: Target, quick: bool) -> Result:
 
 
 def read(pid: int) -> Memory:
-    """From the kernel's books. Raises CommandFailed when the process is gone or not ours."""
+    """Of a process and its children (Postgres has one for each connection), added up. Raises CommandFailed when the
+    process is gone or not ours."""
+    try:
+        children = [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    except psutil.Error as error:
+        raise CommandFailed(f"cannot find process {pid}: {error}") from error
+    own = [_read(one) for one in (pid, *children)]
+    return Memory(
+        rss_mib=sum(m.rss_mib for m in own),
+        pss_mib=sum(m.pss_mib for m in own),
+        peak_rss_mib=sum(m.peak_rss_mib for m in own),
+    )
+
+
+def _read(pid: int) -> Memory:
+    """From the kernel's books."""
     try:
         status = _fields(Path(f"/proc/{pid}/status"))
         rollup = _fields(Path(f"/proc/{pid}/smaps_rollup"))

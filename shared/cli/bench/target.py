@@ -43,8 +43,6 @@ def target(instance: Instance) -> Iterator[Target]:
         return
     sys.stderr.write(f"no instance runs in {instance.data}: measuring one of our own\n")
     with tempfile.TemporaryDirectory(prefix="deepserve-bench-") as folder:
-        # Postgres may run as another user, who has to pass through.
-        Path(folder).chmod(0o755)
         own = Instance(Path(folder) / "data")
         variables = {"DEEPSERVE_PORT": "0", "DEEPSERVE_ENGINE": "torch"}
         up.detach(
