@@ -46,6 +46,10 @@ class AdminClient:
                 return
             query = f"?after={quote(page['next'])}"
 
+    def knows(self, account: str) -> bool:
+        """Whether the books have this account."""
+        return self._reply("GET", f"/accounts/{quote(account)}", None, {}, also=(404,)).status_code != 404
+
     def credit(self, account: str, amount: str, kind: str) -> dict[str, Any]:
         """`kind`: topped_up (makes the account paid) or granted."""
         return dict(self._send("POST", f"/accounts/{quote(account)}/credits", {"amount": amount, "kind": kind}))
@@ -61,23 +65,37 @@ class AdminClient:
         self._send("DELETE", f"/keys/{quote(key)}", None)
 
     def _send(self, method: str, path: str, body: dict[str, Any] | None, *, idempotency_key: str | None = None) -> Any:
+        """The JSON of the answer, {} without one."""
         headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())} if method == "POST" else {}
-        last: Exception | None = None
+        reply = self._reply(method, path, body, headers)
+        return reply.json() if reply.content else {}
+
+    def _reply(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None,
+        headers: dict[str, str],
+        *,
+        also: tuple[int, ...] = (),
+    ) -> httpx2.Response:
+        """The first answer that is neither a refusal (but `also`) nor "try again". Raises CommandFailed."""
+        last = ""
         for attempt in range(limits.ADMIN_ATTEMPTS_MAX):
             if attempt:
                 time.sleep(_RETRY_S * attempt)
             try:
                 reply = self._http.request(method, path, json=body, headers=headers)
             except httpx2.TransportError as error:
-                last = error
+                last = str(error)
                 continue
             if reply.status_code == 503:
-                last = CommandFailed(_message(reply))
+                last = _message(reply)
                 continue
-            if reply.status_code >= 400:
+            if reply.status_code >= 400 and reply.status_code not in also:
                 raise CommandFailed(_message(reply))
-            return reply.json() if reply.content else {}
-        raise CommandFailed(f"billing did not answer: {last}") from last
+            return reply
+        raise CommandFailed(f"billing did not answer: {last}")
 
 
 def _message(reply: httpx2.Response) -> str:

@@ -15,8 +15,7 @@ def ensure_demo(client: AdminClient, secrets: Secrets) -> str:
     """The demo's API key. Blocking. The books are the truth: a remembered account that they do not have (another
     database) is created there."""
     demo = secrets.read_demo()
-    known = {account["id"] for account in client.accounts()} if demo else set()
-    if demo is None or demo.account not in known:
+    if demo is None or not client.knows(demo.account):
         account = client.create_account(DEMO_NAME, {"credit": DEMO_CREDIT})["id"]
         demo = DemoAccount(account=str(account))
         secrets.write_demo(demo)

@@ -37,12 +37,12 @@ class ServiceSpec:
 
 @dataclass(frozen=True)
 class Life:
-    """How one process of a service ended. `ready_s`: how long it was ready. `refused`: its settings are wrong, so that
-    another try would end the same way."""
+    """How one process of a service ended. `ready_s`: how long it was ready. `hopeless`: another try would end the same
+    way, since its settings are wrong or all its time was used up."""
 
     ready_s: float
     reason: str
-    refused: bool = False
+    hopeless: bool = False
 
 
 class ServiceKeeper:
@@ -88,7 +88,7 @@ class ServiceKeeper:
                 break
             backoff = backoff.crashed(life.ready_s)
             self._last_exit = life.reason
-            if not self._started.done() and (life.refused or backoff.crashes >= limits.START_ATTEMPTS_MAX):
+            if not self._started.done() and (life.hopeless or backoff.crashes >= limits.START_ATTEMPTS_MAX):
                 self._started.set_result(life.reason)
                 self._publish("stopped")
                 return
@@ -124,11 +124,11 @@ class ServiceKeeper:
             ready, refusal = await self._until_ready(exited)
             if not ready and not exited.done():
                 await child.stop()
-                return Life(0.0, refusal)
+                return Life(0.0, refusal, hopeless=True)
             ready_s = time.monotonic()
             code = await exited
             if code == EXIT_SETTINGS and not ready:
-                return Life(0.0, "it refuses its settings", refused=True)
+                return Life(0.0, "it refuses its settings", hopeless=True)
             return Life(time.monotonic() - ready_s if ready else 0.0, describe_exit(code))
         finally:
             if not exited.done():

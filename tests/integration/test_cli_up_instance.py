@@ -157,6 +157,24 @@ def test_accounts_and_keys_are_administered(instance: Instance) -> None:
     assert said.startswith("deepserve admin: ")
 
 
+@pytest.mark.parametrize("name", ["prefix", "memory"])
+def test_a_bench_prints_a_table_and_writes_its_figures(instance: Instance, tmp_path: Path, name: str) -> None:
+    file = tmp_path / "figures.json"
+    table = instance.command("bench", name, "--quick", "--json", str(file), timeout_s=DEADLINE_S)
+    written = json.loads(file.read_text())
+    assert written["bench"] == name
+    assert written["machine"] in table
+    if name == "prefix":
+        assert set(written["figures"]) == {"1000", "3000"}
+        assert [f["hit_tokens"] for f in written["figures"].values()] == [960, 2944]
+        parts = written["figures"]["3000"]["hit_parts_s"]
+        assert {"queue", "tag", "hold", "lookup", "read", "compute", "delivery", "handoff"} <= set(parts)
+        assert {aim["bound"] for aim in written["aims"]} == {10.0, 1.5}
+    else:
+        assert {n.split("-")[0] for n in written["figures"]} == {*FIVE, "nats", "postgres"}
+        assert all(0 < f["rest"]["pss_mib"] <= f["rest"]["rss_mib"] for f in written["figures"].values())
+
+
 @pytest.mark.parametrize("kind", sorted(FIVE))
 def test_a_killed_service_is_restarted_and_its_log_says_why(instance: Instance, kind: str) -> None:
     before = instance.status()
