@@ -106,10 +106,12 @@ class Plan:
     rows_per_s: float = 1_000.0
     small_pages: bool = False
     retention_s: int = 100_000
+    lossy: bool = False
+    """Something fails that is not among the troubles."""
 
     @property
     def calm(self) -> bool:
-        return not self.troubles
+        return not self.troubles and not self.lossy
 
     @property
     def requests(self) -> int:

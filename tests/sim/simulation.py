@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -54,8 +55,9 @@ class Verdict:
         return not self.faults
 
 
-def simulate(plan: Plan) -> Verdict:
-    """Runs the plan. Whatever goes wrong is a fault of the verdict, the simulation's own limits too."""
+def simulate(plan: Plan, prepare: Callable[[World], None] | None = None) -> Verdict:
+    """Runs the plan. Whatever goes wrong is a fault of the verdict, the simulation's own limits too. `prepare` may
+    change the world before anything runs in it."""
     verdict = Verdict(plan)
     timelines: list[Timeline] = []
 
@@ -64,7 +66,7 @@ def simulate(plan: Plan) -> Verdict:
         timelines.append(timeline)
         with timeline.hearing():
             try:
-                await _run(plan, loop, timeline, verdict)
+                await _run(plan, loop, timeline, verdict, prepare)
             finally:
                 verdict.steps, verdict.virtual_s = loop.steps, loop.time()
 
@@ -81,12 +83,16 @@ def simulate(plan: Plan) -> Verdict:
     return verdict
 
 
-async def _run(plan: Plan, loop: SimLoop, timeline: Timeline, verdict: Verdict) -> None:
+async def _run(
+    plan: Plan, loop: SimLoop, timeline: Timeline, verdict: Verdict, prepare: Callable[[World], None] | None
+) -> None:
     wire = RoughWire(f"{plan.seed}", delay_s=plan.delay_s)
     sizes = Sizes(rows_per_s=plan.rows_per_s, retention_s=plan.retention_s)
     if plan.small_pages:
         sizes = replace(sizes, pages=96, sequences=3)
     world = World(loop, timeline, wire=wire, sizes=sizes)
+    if prepare is not None:
+        prepare(world)
     with world.patched():
         await world.up(*PROCESSES)
         auditor = Auditor(plan, world.sizes.request_deadline_s)

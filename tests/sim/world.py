@@ -115,6 +115,11 @@ class World:
         self.lives: dict[str, int] = {}
         SimHttpServer.listening = self.http
 
+    def rewire(self, wire: Wire) -> None:
+        """Everything goes over this wire from now on."""
+        for server in (self.broker, self.disk, self.ledger_server, self.index_server):
+            server.wire = wire
+
     # -- processes ---------------------------------------------------------------------------------------------------
 
     async def up(self, *names: str) -> None:
