@@ -35,8 +35,8 @@ from shared.engine.page_table import contiguous
 TILE_TOKENS: Final = 1024
 """Part of the numeric domain: another tile merges in another order and gives other bits."""
 KEY_CHUNK: Final = SPARE_TOKENS
-ROW_BLOCK_TOKENS: Final = 256
-"""Rows of a long span attend in blocks of this many tokens, so that few keys are computed only to be hidden."""
+ROW_BLOCK_TOKENS: Final = KEY_CHUNK
+"""Rows of a long span attend in blocks of this many tokens: smaller ones would see no fewer chunks of keys."""
 ROWS_MULTIPLE: Final = 8
 VECTOR_ELEMENTS: Final = 64
 SHARE_ELEMENTS: Final = 32_768
