@@ -221,6 +221,13 @@ DEAD_LETTER_BATCH: Final = 16
 HEALTH_REQUEST_TIMEOUT_S: Final = 5.0
 HEALTH_REQUEST_BYTES_MAX: Final = 8_192
 HEALTH_CONNECTIONS_MAX: Final = 64
+LOOP_LOOK_S: Final = 0.001
+"""Callbacks of the event loop shorter than this are not looked at; the watch is exact to this."""
+LOOP_HELD_S: Final = 0.020
+"""Processor time of one callback from which on the log tells of it."""
+LOOP_SAY_EVERY_S: Final = 10.0
+LOOP_STACK_MAX: Final = 32
+"""Coroutines that wait for each other, looked into for a log line."""
 PEERS_MAX: Final = 16_384
 """Gateways or workers that one process keeps track of."""
 DATABASE_POOL_CONNECTIONS: Final = 8

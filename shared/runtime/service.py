@@ -25,6 +25,7 @@ from shared.runtime import log
 from shared.runtime.clock import SystemClock
 from shared.runtime.config import Settings, WorkerSettings, load
 from shared.runtime.health import HealthServer, write_port
+from shared.runtime.loop_watch import LoopWatch
 from shared.runtime.memory import keep_freed_memory
 from shared.runtime.metrics import Metrics
 
@@ -44,6 +45,7 @@ class Service:
         self.name = name
         self.clock = SystemClock()
         self.metrics = Metrics(name)
+        self.loop_watch = LoopWatch(self.metrics)
         self.draining = asyncio.Event()
         """Set once: stop taking work."""
         self._drain_timeout_s = drain_timeout_s
@@ -81,6 +83,7 @@ class Service:
         """The process can do its work."""
         if not self._is_ready:
             self._is_ready = True
+            self.loop_watch.forget()
             _log.info("service.ready")
 
     def require(self, missing: Callable[[], str | None]) -> None:
@@ -186,6 +189,7 @@ def run(kind: type[S], start: Callable[[Service, S], Coroutine[Any, Any, None]])
 async def _serve(name: str, settings: S, start: Callable[[Service, S], Coroutine[Any, Any, None]]) -> None:
     service = Service(name, settings.drain_timeout_s)
     loop = asyncio.get_running_loop()
+    service.loop_watch.install(loop)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, service.stop, number.name)
     health = HealthServer(service.missing, service.metrics.render)
