@@ -14,6 +14,7 @@ from services.billing.ledger import Ledger
 from services.billing.pricing import parse_amount
 from shared.contracts import subjects
 from shared.contracts.block import object_name, unpack_header
+from shared.contracts.lifecycle import HoldState
 from shared.contracts.messages import Revoked, encode
 from tests.fakes.books import MemoryDatabase
 from tests.fakes.database import MemoryServer
@@ -106,7 +107,7 @@ async def _run(
         verdict.requests = len(clients.exchanges)
         auditor.check_answers(clients.exchanges)
         verdict.faults += auditor.faults
-        verdict.faults += _check_rest(world, troubles)
+        verdict.faults += _check_rest(world, plan, troubles)
         for name in PROCESSES:
             if name not in ("billing", "cache_index"):
                 await world.drain(name)
@@ -187,14 +188,17 @@ def _balances(world: World, plan: Plan) -> list[Balance]:
     return balances
 
 
-def _check_rest(world: World, troubles: Troubles) -> list[str]:
+def _check_rest(world: World, plan: Plan, troubles: Troubles) -> list[str]:
     """What must be true of everything that lasts, once it is quiet."""
     faults = []
     for stream in world.broker.streams:
         left = [stored.subject for stored in stream.pending() if not _to_the_dead(world, stored.subject)]
         if stream.config.name in ("PREFILL", "DECODE") and left:
             faults.append(f"{len(left)} messages are left in {stream.config.name}: {left}")
+    kinds = dict(zip(world.tables.accounts, plan.accounts, strict=True))
     for (namespace, key), row in world.index.rows.items():
+        if kinds[row.by.account] != "paid":
+            faults.append(f"a row of an account that is {kinds[row.by.account]}")
         name = object_name(key, row.put_id)
         kept = world.disk.objects.get(("pool", name))
         if name in troubles.damaged:
@@ -203,12 +207,24 @@ def _check_rest(world: World, troubles: Troubles) -> list[str]:
             faults.append(f"a row of {namespace} without its object {name}")
         elif unpack_header(kept[0]).key != key:
             faults.append(f"the object {name} has another key")
+    if plan.calm:
+        faults += _check_nothing_left(world)
     for name, running in world.running.items():
         if not world.alive(name):
             faults.append(f"{name} is not running")
         if running.role in ("prefill", "decode"):
             faults += _check_worker(world, name)
     return faults
+
+
+def _check_nothing_left(world: World) -> list[str]:
+    """Where nothing went wrong, nothing waits to be swept or to expire, and nobody logged an error."""
+    faults = list(world.timeline.errors)
+    named = {object_name(key, row.put_id) for (_, key), row in world.index.rows.items()}
+    faults += [f"the object {name} has no row" for name in world.disk.names("pool") if name not in named]
+    faults += [f"the handoff object {name} is left" for name in world.disk.names("handoff")]
+    pending = [hold.request for hold in world.tables.holds.values() if hold.state is HoldState.PENDING]
+    return faults + [f"the hold of {request} is open" for request in pending]
 
 
 def _to_the_dead(world: World, subject: str) -> bool:
