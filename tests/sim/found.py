@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tests.sim.plan import Client, Plan, Trouble, Turn
+from tests.sim.sweeps import departure
 
 _TURN: Final = Turn(text="go on", pause_s=0.0, max_tokens=30, retries=0)
 _ONE: Final = Plan(
@@ -37,6 +38,12 @@ class Found:
 
 
 FOUND: Final = (
+    Found(
+        "client_leaves_while_the_tail_is_stored",
+        2484,
+        "A write that is under way when the request ends is not among what is deleted: a handoff object is left.",
+        departure(0.256),
+    ),
     Found(
         "bus_away_for_longer_than_a_lease",
         0,

@@ -34,7 +34,7 @@ def world(loop: HasTime, epoch_s: float) -> Iterator[None]:
         (time, "time_ns", lambda: int((epoch_s + loop.time()) * 1e9)),
         (time, "sleep", threads.sleep),
     ]
-    for name in ("monotonic", "perf_counter"):
+    for name in ("monotonic", "perf_counter", "thread_time", "process_time"):
         names.append((time, name, loop.time))
         names.append((time, f"{name}_ns", lambda: int(loop.time() * 1e9)))
     state = random.getstate()

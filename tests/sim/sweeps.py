@@ -50,6 +50,18 @@ def _died_idle(verdict: Verdict, process: str) -> bool:
     return not any(" client " in line for line in lines[died:])
 
 
+def departures(step_s: float, until_s: float = 1.5) -> Iterator[tuple[float, Verdict]]:
+    """The client hangs up after each length of time; nothing else is wrong, so nothing may be left behind."""
+    for number in range(int(until_s / step_s)):
+        yield number * step_s, simulate(departure(number * step_s))
+
+
+def departure(after_s: float) -> Plan:
+    """The client hangs up `after_s` after it asked."""
+    turn = replace(_TURN, leave_after_s=after_s, max_tokens=40)
+    return replace(SCENARIO, clients=(replace(SCENARIO.clients[0], turns=(turn,)),), delay_s=0.004)
+
+
 class LoseNth(RoughWire):
     """Loses leg number `number` (from 1) of the given kinds, after the beginning."""
 

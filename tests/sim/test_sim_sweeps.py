@@ -42,3 +42,8 @@ def test_any_call_of_a_database_may_fail(server: str) -> None:
         assert verdict.clean, (failed, verdict.faults)
         runs += 1
     assert runs > 1
+
+
+def test_a_client_may_leave_at_any_time() -> None:
+    for after_s, verdict in sweeps.departures(0.06):
+        assert verdict.clean, (after_s, verdict.faults)
