@@ -194,7 +194,9 @@ class RequestWork:
         subject = subjects.work_at("prefill", model, worker) if worker else subjects.work_any("prefill", model)
         self._watch.published(self._now(), preferred=worker is not None)
         message_id = subjects.message_id(request.request, attempt, "prefill")
+        began_s = self._now()
         await self._edge.bus.publish(subject, messages.encode(work), message_id)
+        self._stopwatch.published(began_s, self._now())
         log.info(
             "request.published", request=request.request, attempt=attempt, prompt_tokens=len(self._prepared.tokens)
         )

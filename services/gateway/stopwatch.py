@@ -10,8 +10,8 @@ class Stopwatch:
 
     Parts: `tag`, `prepare` (convert, render, encode), `queue` (the account's fair queue), `hold`; then from the
     worker `worker_queue` (published to claimed with room), `lookup`, `read`, `compute`; `delivery` is the rest up to
-    the first token at the gateway (publish, claim, the way back); `handoff`, told later, is from the first to the
-    second token.
+    the first token at the gateway (the way back); `handoff`, told later, is from the first to the second token.
+    Beside them, in `worker_queue` already, `publish`: until JetStream said that it has the work.
     """
 
     def __init__(self, now_s: float) -> None:
@@ -24,6 +24,10 @@ class Stopwatch:
         """`part` lasted from the last lap to now."""
         self._parts[f"{part}_s"] = now_s - self._at_s
         self._at_s = now_s
+
+    def published(self, began_s: float, now_s: float) -> None:
+        """No lap: the worker's parts begin with it."""
+        self._parts.setdefault("publish_s", now_s - began_s)
 
     def first_token(self, timing: PrefillTiming | None, now_s: float) -> dict[str, float]:
         """All parts up to the first token."""

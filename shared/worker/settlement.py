@@ -7,6 +7,7 @@ repeated, here or by the next worker, changes nothing.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import structlog
 
@@ -30,11 +31,15 @@ class Settlement:
         self._bus = bus
         self._worker = worker
         self._clock = clock
+        self.observe: Callable[[float], None] = lambda seconds: None
+        """Told how long each settlement took until billing had committed it."""
 
     async def settle(self, token: str, grant: GrantClaims, epoch: Epoch, usage: Usage, device_s: float) -> None:
         """The hold's end after work. A hold that ended otherwise (Conflict) is logged and left as it is."""
         message = Settle(grant=token, epoch=epoch, usage=usage, worker=self._worker, device_s=device_s)
+        begun_s = self._clock.monotonic_s()
         if await self._until_committed(subjects.BILLING_SETTLE, message, grant):
+            self.observe(self._clock.monotonic_s() - begun_s)
             log.info("request.settled", request=grant.request, epoch=epoch, output=usage.output, cached=usage.cached)
 
     async def release(self, token: str, grant: GrantClaims, reason: str) -> None:

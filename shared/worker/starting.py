@@ -72,4 +72,6 @@ def _watch(service: Service, floor: Floor) -> None:
     watch = service.metrics
     watch.watch_counts("worker_events", "Misses, drops and other events, by name.", "what", floor.counters.snapshot)
     watch.watch("device_busy_seconds", "Time in forward passes.", None, lambda: {"": floor.router.busy_s})
+    settled = watch.histogram("settlement_seconds", "From an answer's end until billing had committed its usage.")
+    floor.settlement.observe = settled.observe
     watch.watch("pages_free", "Pages that no sequence has.", None, lambda: {"": float(floor.engine.pages_free)})

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,14 @@ from shared.cli.status import Report, report
 from shared.cli.supervisor import Options
 
 _OWN_START_TIMEOUT_S: Final = 600.0
+
+
+@dataclass(frozen=True)
+class Own:
+    """How an instance of our own is started. `variables` of its processes."""
+
+    engine: str = "torch"
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 class Target:
@@ -36,7 +45,7 @@ class Target:
 
 
 @contextmanager
-def target(instance: Instance) -> Iterator[Target]:
+def target(instance: Instance, how: Own) -> Iterator[Target]:
     """The caller's running instance is measured as it is; one of our own is stopped and removed afterwards."""
     if instance.holder() is not None:
         yield Target(instance)
@@ -44,9 +53,9 @@ def target(instance: Instance) -> Iterator[Target]:
     sys.stderr.write(f"no instance runs in {instance.data}: measuring one of our own\n")
     with tempfile.TemporaryDirectory(prefix="deepserve-bench-") as folder:
         own = Instance(Path(folder) / "data")
-        variables = {"DEEPSERVE_PORT": "0", "DEEPSERVE_ENGINE": "torch"}
+        variables = {**how.variables, "DEEPSERVE_PORT": "0", "DEEPSERVE_ENGINE": how.engine}
         up.detach(
-            own, Options(prefill=1, decode=1, engine="torch", variables=variables), timeout_s=_OWN_START_TIMEOUT_S
+            own, Options(prefill=1, decode=1, engine=how.engine, variables=variables), timeout_s=_OWN_START_TIMEOUT_S
         )
         try:
             yield Target(own)
