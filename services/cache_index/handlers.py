@@ -141,5 +141,7 @@ def _check_blocks(blocks: Sequence[CommitBlock]) -> None:
     for block in blocks:
         if len(block.key) != KEY_BYTES or len(block.put_id) != PUT_ID_BYTES or block.position < 0:
             raise InvalidRequest("a block needs a whole key, a whole put id and a position")
+        if len(block.replaces) not in (0, PUT_ID_BYTES) or block.replaces == block.put_id:
+            raise InvalidRequest("a block replaces a whole put id, and not its own")
         if block.object_bytes <= 0:
             raise InvalidRequest("an object has bytes")

@@ -26,10 +26,12 @@ _FIND: Final = """
 SELECT key, put_id FROM cache_index.blocks
 WHERE namespace = $1 AND key = ANY($2::bytea[]) AND expires_at > $3 AND request <> $4
 """
-_TAKE_EXPIRED: Final = """
+_TAKE_VOID: Final = """
 DELETE FROM cache_index.blocks WHERE namespace = $1 AND key IN (
     SELECT key FROM cache_index.blocks
-    WHERE namespace = $1 AND key = ANY($2::bytea[]) AND expires_at <= $3 ORDER BY key FOR UPDATE)
+    WHERE namespace = $1 AND key = ANY($2::bytea[]) AND (
+        expires_at <= $3 OR (key, put_id) IN (SELECT * FROM unnest($4::bytea[], $5::bytea[])))
+    ORDER BY key FOR UPDATE)
 RETURNING key, put_id
 """
 _INSERT: Final = """
@@ -105,13 +107,22 @@ class BlockRepository:
     async def commit(
         self, by: Committer, blocks: Sequence[CommitBlock], now_s: float, expires_s: float
     ) -> tuple[dict[bytes, bytes], list[Put]]:
-        """Rows for stored objects: the first unexpired (namespace, key) wins, an expired one is replaced. Idempotent.
+        """Rows for stored objects: the first unexpired (namespace, key) wins; replaced is a row that expired, or that
+        still holds the put which its block `replaces`. Idempotent.
 
         Returns the put id that holds each key now, and the objects of replaced rows, which the caller deletes.
         """
         keys = sorted({block.key for block in blocks})
+        mending = [block for block in blocks if block.replaces]
         async with self._connection() as connection, connection.transaction():
-            replaced = await connection.fetch(_TAKE_EXPIRED, by.namespace, keys, _when(now_s))
+            replaced = await connection.fetch(
+                _TAKE_VOID,
+                by.namespace,
+                keys,
+                _when(now_s),
+                [block.key for block in mending],
+                [block.replaces for block in mending],
+            )
             await connection.execute(
                 _INSERT,
                 by.namespace,

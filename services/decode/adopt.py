@@ -5,7 +5,7 @@ With the store down nothing is read and the whole prompt is computed from its to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -16,6 +16,7 @@ from shared.contracts.messages import BlockRef, DecodeWork
 from shared.worker.attempt import Attempt
 from shared.worker.block_reader import Wanted
 from shared.worker.floor import Floor
+from shared.worker.suspects import Suspect, suspects
 
 log = structlog.get_logger()
 
@@ -23,11 +24,13 @@ log = structlog.get_logger()
 @dataclass(frozen=True, slots=True)
 class Adopted:
     """`prefix`: payloads of blocks [0, n). `tail`: payload and tokens of the partial block after them, only where all
-    full blocks of the prompt were read."""
+    full blocks of the prompt were read. `suspects`: blocks of the own namespace whose pool object is of no use, or may
+    be."""
 
     prefix: Sequence[bytes]
     tail: tuple[bytes, int] | None
     loaded_tokens: int
+    suspects: Mapping[int, Suspect]
 
 
 async def adopt(floor: Floor, attempt: Attempt[DecodeWork]) -> Adopted:
@@ -43,7 +46,8 @@ async def adopt(floor: Floor, attempt: Attempt[DecodeWork]) -> Adopted:
     run = await floor.reader.read(await _wanted(floor, attempt, blocks, sizes))
     prefix, tail = run.payloads[:full], run.payloads[full:]
     loaded_tokens = len(prefix) * block_tokens + (tail_tokens if tail else 0)
-    return Adopted(prefix, (tail[0], tail_tokens) if tail else None, loaded_tokens)
+    suspected = suspects(attempt.grant.namespace, blocks[:full], run)
+    return Adopted(prefix, (tail[0], tail_tokens) if tail else None, loaded_tokens, suspected)
 
 
 async def _wanted(

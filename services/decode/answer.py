@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from shared.contracts.messages import FinishReason
 from shared.contracts.ports import Produced
-from shared.worker.block_writer import SequenceWrites, Target
+from shared.worker.block_writer import SequenceWrites
 from shared.worker.chain import KeyChain
 from shared.worker.emitter import Emitter, TokenStream
+from shared.worker.suspects import Suspect
+from shared.worker.targets import MendTarget, PoolTarget
 
 
 class Answer:
     """`chain` covers the tokens known so far. `indexed`: positions whose block the pool has already, as the handoff
-    says. `begin_at`: the first block that is computed here. Where `pool` is empty nothing is stored."""
+    says; those of `suspects` are of no use there, or may be. `begin_at`: the first block that is computed here. Where
+    `pool` is empty nothing is stored."""
 
     def __init__(
         self,
@@ -23,11 +26,12 @@ class Answer:
         emitter: Emitter,
         chain: KeyChain,
         writes: SequenceWrites,
-        pool: Sequence[Target],
+        pool: Sequence[PoolTarget],
         *,
         block_tokens: int,
         begin_at: int,
         indexed: AbstractSet[int],
+        suspects: Mapping[int, Suspect],
     ) -> None:
         self.device_s = 0.0
         self.tokens: list[int] = []
@@ -41,6 +45,7 @@ class Answer:
         self._block_tokens = block_tokens
         self._begun = begin_at
         self._indexed = indexed
+        self._suspects = suspects
 
     def on_produced(self, produced: Produced, device_s: float) -> None:
         """The last token's `finish` is not said here: it waits for the row of the last block."""
@@ -59,6 +64,10 @@ class Answer:
     def _begin_writes(self, computed: int) -> None:
         full = min(computed // self._block_tokens, len(self._chain.keys))
         for position in range(self._begun, full):
-            if position not in self._indexed:
+            suspect = self._suspects.get(position)
+            if suspect is not None:
+                targets = tuple(MendTarget(pool, suspect) for pool in self._pool)
+                self._writes.begin(position, self._chain.keys[position], targets)
+            elif position not in self._indexed:
                 self._writes.begin(position, self._chain.keys[position], self._pool)
         self._begun = max(self._begun, full)

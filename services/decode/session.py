@@ -156,6 +156,7 @@ class DecodeSession:
             block_tokens=self._floor.block_tokens,
             begin_at=len(adopted.prefix),
             indexed={i for i, ref in enumerate(self._work.blocks) if ref.source == "pool"},
+            suspects=adopted.suspects,
         )
 
     def _pool(self) -> Sequence[PoolTarget]:

@@ -22,6 +22,7 @@ from shared.worker.block_reader import Wanted
 from shared.worker.breaker import Breaker
 from shared.worker.chain import KeyChain
 from shared.worker.floor import Floor
+from shared.worker.suspects import Suspect, suspects
 
 log = structlog.get_logger()
 
@@ -29,10 +30,12 @@ log = structlog.get_logger()
 @dataclass(frozen=True, slots=True)
 class Prefix:
     """`payloads`: of blocks [0, n), to be loaded. `known`: position → where the pool has that block, as the index says
-    and no read denied. `unreadable`: positions whose pool object could not be read."""
+    and no read denied. `suspects`: blocks of the own namespace whose pool object is of no use, or may be. `unreadable`:
+    positions of all others whose pool object could not be read."""
 
     payloads: Sequence[bytes]
     known: Mapping[int, BlockRef]
+    suspects: Mapping[int, Suspect]
     unreadable: frozenset[int]
     lookup_s: float
     read_s: float
@@ -64,10 +67,12 @@ class PrefixFinder:
         finally:
             if warming is not None:
                 warming.cancel()
-        unreadable = frozenset(run.missed)
+        suspected = suspects(attempt.grant.namespace, refs, run) if attempt.grant.cache_write else {}
+        unreadable = frozenset(run.missed).difference(suspected)
         return Prefix(
             payloads=run.payloads,
-            known={i: ref for i, ref in enumerate(refs) if i not in unreadable},
+            known={i: ref for i, ref in enumerate(refs) if i not in unreadable and i not in suspected},
+            suspects=suspected,
             unreadable=unreadable,
             lookup_s=looked_up_s - started_s,
             read_s=clock.monotonic_s() - looked_up_s,

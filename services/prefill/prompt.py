@@ -12,6 +12,7 @@ from shared.contracts.messages import BlockRef, FinishReason, TokenLogprob
 from shared.contracts.ports import Produced
 from shared.worker.block_writer import SequenceWrites, Target
 from shared.worker.chain import KeyChain
+from shared.worker.targets import MendTarget, PoolTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Prompt:
         *,
         block_tokens: int,
         answer_max: int,
-        pool: Sequence[Target],
+        pool: Sequence[PoolTarget],
         handoff: Target,
         on_first: Callable[[First], None],
     ) -> None:
@@ -46,6 +47,7 @@ class Prompt:
         self.device_s = 0.0
         self.first: asyncio.Future[First] = asyncio.get_running_loop().create_future()
         self._known = prefix.known
+        self._suspects = prefix.suspects
         self._unreadable = prefix.unreadable
         self._loaded = len(prefix.payloads)
         self._chain = chain
@@ -93,8 +95,11 @@ class Prompt:
         self._begun = max(self._begun, full)
 
     def _targets(self, position: int) -> Sequence[Target]:
-        """The pool first, for whom it is open. A block that the pool has and cannot give stays out of it: its row
-        would win the commit, and decode could not read it either."""
+        """The pool first, for whom it is open. A block that the pool has and cannot give now stays out of it: its row
+        would win the commit, and decode could not read it either. One that it can never give is written again."""
         if position in self._unreadable:
             return (self._handoff,)
+        suspect = self._suspects.get(position)
+        if suspect is not None:
+            return (*(MendTarget(pool, suspect) for pool in self._pool), self._handoff)
         return (*self._pool, self._handoff)

@@ -326,6 +326,9 @@ class CommitBlock(msgspec.Struct, frozen=True, kw_only=True):
     """Index of the block in its chain."""
     object_bytes: int
     put_at_s: float
+    replaces: bytes = b""
+    """The put id whose object a read proved to be gone or damaged: its row is replaced if it still holds exactly this
+    put. b"": the first unexpired row wins."""
 
 
 class Commit(Message, frozen=True, kw_only=True):

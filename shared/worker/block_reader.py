@@ -35,10 +35,11 @@ class Wanted:
 @dataclass(frozen=True, slots=True)
 class Run:
     """`payloads`: of the blocks from the first on, up to the first miss. `missed`: index → reason, where reads
-    failed."""
+    failed. `intact`: indices of all that were read, those behind the first miss too."""
 
     payloads: list[bytes]
     missed: Mapping[int, str]
+    intact: frozenset[int] = frozenset()
 
 
 class BlockReader:
@@ -96,4 +97,4 @@ class BlockReader:
             self._counters.add(f"miss.{reason}")
         if missed:
             log.warning("blocks.missed", wanted=count, read=length, reasons=sorted(set(missed.values())))
-        return Run([payloads[i] for i in range(length)], missed)
+        return Run([payloads[i] for i in range(length)], missed, frozenset(payloads))

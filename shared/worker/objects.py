@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from shared.contracts.block import PUT_ID_BYTES, object_name
 from shared.contracts.errors import BlockMiss, DeadlineExceeded, Overloaded
@@ -18,6 +19,8 @@ from shared.worker.breaker import Breaker
 
 _UNWELL = ("late", "unreachable")
 """Reasons that speak against the store, not against one object."""
+DAMAGED: Final = frozenset({"absent", "short", "foreign", "version", "corrupt", "key", "dtype", "shape", "decrypt"})
+"""Reasons that prove an object gone or damaged: no later read will do better."""
 
 
 class BlockObjects:

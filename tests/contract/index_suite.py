@@ -23,9 +23,11 @@ def put(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
-def block(number: int, put_number: int | None = None) -> CommitBlock:
+def block(number: int, put_number: int | None = None, replaces: bytes = b"") -> CommitBlock:
     put_id = put(number if put_number is None else put_number)
-    return CommitBlock(key=key(number), put_id=put_id, position=number, object_bytes=100, put_at_s=NOW)
+    return CommitBlock(
+        key=key(number), put_id=put_id, position=number, object_bytes=100, put_at_s=NOW, replaces=replaces
+    )
 
 
 def by(request: str, namespace: NamespaceId = MINE) -> Committer:
@@ -69,6 +71,39 @@ class IndexSuite:
         assert holders == {key(1): put(11)}
         assert replaced == [Put(key(1), put(10))]
         assert await found(index, [1, 2], NOW + HOUR) == {1: put(11)}
+
+    async def test_a_block_replaces_the_put_that_it_names_and_its_object_is_named(self, index: Index) -> None:
+        await index.commit(by("old"), [block(1, 10), block(2, 20), block(3, 30)], NOW, NOW + HOUR)
+        mended = [block(1, 11, put(10)), block(2, 21), block(4, 41, put(40))]
+        holders, replaced = await index.commit(by("new"), mended, NOW + 1, NOW + 2 * HOUR)
+        assert holders == {key(1): put(11), key(2): put(20), key(4): put(41)}
+        assert replaced == [Put(key(1), put(10))]
+        assert await found(index, [1, 2, 3, 4], NOW + 1) == {1: put(11), 2: put(20), 3: put(30), 4: put(41)}
+        assert await found(index, [1, 4], NOW + 1, "new") == {}
+        assert await found(index, [1, 2], NOW + 2 * HOUR - 1) == {1: put(11)}
+
+    async def test_a_row_that_was_mended_before_is_not_replaced_again(self, index: Index) -> None:
+        await index.commit(by("old"), [block(1, 10), block(2, 20)], NOW, NOW + HOUR)
+        first, second = block(1, 11, put(10)), block(1, 12, put(10))
+        await index.commit(by("first"), [first], NOW, NOW + HOUR)
+        for late in (second, first, block(1, 13, put(20))):
+            holders, replaced = await index.commit(by("late"), [late], NOW + 1, NOW + 2 * HOUR)
+            assert (holders, replaced) == ({key(1): put(11)}, [])
+        assert await found(index, [1, 2], NOW) == {1: put(11), 2: put(20)}
+        assert await found(index, [1, 2], NOW + HOUR) == {}
+
+    async def test_an_expired_row_is_replaced_whatever_put_is_named(self, index: Index) -> None:
+        await index.commit(by("old"), [block(1, 10), block(2, 20)], NOW, NOW + HOUR)
+        mended = [block(1, 11, put(10)), block(2, 21, put(99))]
+        holders, replaced = await index.commit(by("new"), mended, NOW + HOUR, NOW + 2 * HOUR)
+        assert holders == {key(1): put(11), key(2): put(21)}
+        assert sorted(p.put_id for p in replaced) == [put(10), put(20)]
+
+    async def test_another_namespaces_put_is_not_replaced(self, index: Index) -> None:
+        await index.commit(by("a", MINE), [block(1, 10)], NOW, NOW + HOUR)
+        holders, replaced = await index.commit(by("b", THEIRS), [block(1, 11, put(10))], NOW, NOW + HOUR)
+        assert (holders, replaced) == ({key(1): put(11)}, [])
+        assert await found(index, [1], NOW) == {1: put(10)}
 
     async def test_a_touch_extends_and_never_shortens(self, index: Index) -> None:
         await index.commit(by("w"), [block(1), block(2)], NOW, NOW + HOUR)

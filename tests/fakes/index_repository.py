@@ -71,9 +71,10 @@ class MemoryIndex:
 
         def work() -> tuple[dict[bytes, bytes], list[Put]]:
             rows, replaced = self._table.rows, []
+            mending = {(block.key, block.replaces) for block in blocks}
             for key in sorted({block.key for block in blocks}):
                 row = rows.get((by.namespace, key))
-                if row is not None and row.expires_at <= now:
+                if row is not None and (row.expires_at <= now or (key, row.put_id) in mending):
                     replaced.append(Put(key, row.put_id))
                     del rows[by.namespace, key]
             for block in blocks:

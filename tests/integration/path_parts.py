@@ -61,10 +61,11 @@ WAIT_S = 20.0
 
 @dataclass(frozen=True)
 class Account:
-    """`paid`: reads and writes the pool."""
+    """`paid`: reads and writes the pool; where not `writes`, reads alone."""
 
     name: str
     paid: bool = True
+    writes: bool = True
     namespace: NamespaceId = field(default_factory=lambda: NamespaceId(prefixed("ns_", os.urandom(16))))
 
 
@@ -97,7 +98,7 @@ class Books:
             namespace=account.namespace,
             shared=(),
             cache_read=account.paid,
-            cache_write=account.paid,
+            cache_write=account.paid and account.writes,
             traffic_class="chat",
             retention_s=3_600,
             prompt_tokens=prompt_tokens,

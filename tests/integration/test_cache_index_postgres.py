@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
+import msgspec
 import pytest
 from nacl.signing import SigningKey
 
@@ -19,7 +20,7 @@ from services.cache_index.schema import make_tables
 from services.cache_index.sweeper import Sweeper
 from shared.contracts import limits
 from shared.contracts.block import object_name
-from shared.contracts.errors import AuthenticationFailed, ClaimRefused, Overloaded
+from shared.contracts.errors import AuthenticationFailed, ClaimRefused, InvalidRequest, Overloaded
 from shared.contracts.ids import AccountId, GrantId, HoldId, KeyId, NamespaceId, RequestId
 from shared.contracts.messages import BlockRef, Chain, Commit, CommitBlock, Lookup, Touch
 from shared.contracts.tag import GrantClaims
@@ -162,6 +163,38 @@ async def test_expiry_counts_at_lookup_and_an_expired_row_is_replaced_with_its_o
     assert await index.commit(index.grant("r3"), renewed) == (new.put_id,)
     assert await index.lookup("r2", 1) == [new.put_id]
     assert index.disk.names("pool") == []
+
+
+async def test_a_mended_block_takes_the_row_and_the_old_object_goes_once_it_has_none(index: Index) -> None:
+    old, new, theirs = block(0), block(0), block(0)
+    for one in (old, theirs):
+        index.disk.write("pool", object_name(one.key, one.put_id), b"x")
+    await index.commit(index.grant("r1"), old)
+    await index.commit(index.grant("r2", OTHER), theirs)
+    mended = msgspec.structs.replace(new, replaces=old.put_id)
+    with pytest.raises(ClaimRefused):
+        await index.commit(index.grant("trial", cache_write=False), mended)
+    stolen = msgspec.structs.replace(new, replaces=theirs.put_id)
+    assert await index.commit(index.grant("thief"), stolen) == (old.put_id,)
+    assert await index.commit(index.grant("r3"), mended) == (new.put_id,)
+    assert await index.commit(index.grant("r3"), mended) == (new.put_id,)
+    assert await index.lookup("r4", 1) == [new.put_id]
+    assert index.disk.names("pool") == [object_name(theirs.key, theirs.put_id)]
+    for torn in (b"x", new.put_id):
+        with pytest.raises(InvalidRequest):
+            await index.commit(index.grant("r3"), msgspec.structs.replace(new, replaces=torn))
+
+
+async def test_mends_at_once_have_one_winner_and_no_deadlock(index: Index) -> None:
+    old = [block(i) for i in range(20)]
+    await index.commit(index.grant("r0"), *old)
+    tries = [[msgspec.structs.replace(block(b.position), replaces=b.put_id) for b in old] for _ in range(6)]
+    tries[1::2] = [list(reversed(blocks)) for blocks in tries[1::2]]
+    replies = await asyncio.gather(*(index.commit(index.grant(f"r{n}"), *blocks) for n, blocks in enumerate(tries)))
+    held = await index.lookup("x", 20)
+    assert not set(held).intersection(b.put_id for b in old)
+    for blocks, reply in zip(tries, replies, strict=True):
+        assert [put for _, put in sorted((b.position, put) for b, put in zip(blocks, reply, strict=True))] == held
 
 
 async def test_commits_of_old_puts_are_refused(index: Index) -> None:

@@ -6,6 +6,7 @@ Right answers come from an engine that sees the prompt alone; right hits from co
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,91 @@ async def test_damaged_objects_are_misses_and_never_wrong_tokens(frail: System, 
     disk.fate = lambda operation, space, found: Fate(damage=damage) if (operation, found) == ("get", name) else FINE
     asked = await frail.gateway.answered(await frail.gateway.ask(account, asked_tokens, 20))
     assert (asked.hit_tokens, asked.answer) == (2 * BLOCK, answer_alone(asked_tokens, 20))
+
+
+def places(rows: list[Any]) -> dict[int, str]:
+    """Position → the object that its row names."""
+    return {row["position"]: object_name(row["key"], row["put_id"]) for row in rows}
+
+
+def empty(folder: Path) -> None:
+    for inner in folder.iterdir():
+        shutil.rmtree(inner)
+
+
+@pytest.mark.parametrize("damaged", [{2}, {0}, {1, 2, 4}])
+async def test_a_damaged_object_is_written_again_and_the_others_stay(
+    frail: System, disk: MemoryDisk, damaged: set[int]
+) -> None:
+    account, asked_tokens = Account("a"), prompt(40, 5 * BLOCK + 2)
+    await frail.gateway.answered(await frail.gateway.ask(account, asked_tokens, 4))
+    before = places(await frail.rows())
+    for position in damaged:
+        disk.write("pool", before[position], flipped(disk.objects["pool", before[position]][0]))
+    for hit_blocks in (min(damaged), 5):
+        asked = await frail.gateway.answered(await frail.gateway.ask(account, asked_tokens, 4))
+        assert (asked.hit_tokens, asked.answer) == (hit_blocks * BLOCK, answer_alone(asked_tokens, 4))
+    await frail.gateway.idle("prefill-1")
+    after = places(await frail.rows())
+    assert {position for position in before if before[position] != after[position]} == damaged
+    assert disk.names("pool") == sorted(after.values())
+
+
+async def test_a_store_that_was_emptied_is_filled_again_by_the_next_request(here: System, tmp_path: Path) -> None:
+    account, asked_tokens = Account("a"), prompt(41, 30 * BLOCK)
+    await here.gateway.answered(await here.gateway.ask(account, asked_tokens, 4))
+    empty(tmp_path)
+    for hit_blocks in (0, 29):
+        asked = await here.gateway.answered(await here.gateway.ask(account, asked_tokens, 4))
+        assert (asked.hit_tokens, asked.answer) == (hit_blocks * BLOCK, answer_alone(asked_tokens, 4))
+    assert sorted(await here.objects("pool")) == sorted(places(await here.rows()).values())
+
+
+async def test_a_grant_that_may_not_write_mends_nothing(frail: System, disk: MemoryDisk) -> None:
+    account, asked_tokens = Account("a"), prompt(42, 4 * BLOCK + 2)
+    reader = Account("r", writes=False, namespace=account.namespace)
+    await frail.gateway.answered(await frail.gateway.ask(account, asked_tokens, 4))
+    before = places(await frail.rows())
+    await frail.store.delete("pool", before[1])
+    for _ in range(2):
+        asked = await frail.gateway.answered(await frail.gateway.ask(reader, asked_tokens, 4))
+        assert (asked.hit_tokens, asked.answer) == (BLOCK, answer_alone(asked_tokens, 4))
+    assert places(await frail.rows()) == before
+
+
+async def test_a_store_that_cannot_read_now_replaces_nothing(frail: System, disk: MemoryDisk) -> None:
+    account, asked_tokens = Account("a"), prompt(43, 4 * BLOCK + 2)
+    await frail.gateway.answered(await frail.gateway.ask(account, asked_tokens, 4))
+    before = places(await frail.rows())
+    unwell = Fate(applied=False, error=Overloaded("busy"))
+    disk.fate = lambda operation, space, name: unwell if (operation, name) == ("get", before[1]) else FINE
+    asked = await frail.gateway.answered(await frail.gateway.ask(account, asked_tokens, 4))
+    assert (asked.hit_tokens, asked.answer) == (BLOCK, answer_alone(asked_tokens, 4))
+    assert places(await frail.rows()) == before
+
+
+async def test_decode_mends_what_was_lost_after_prefill_had_read_it(frail: System, disk: MemoryDisk) -> None:
+    account, asked_tokens = Account("a"), prompt(44, 5 * BLOCK + 2)
+    await frail.gateway.answered(await frail.gateway.ask(account, asked_tokens, 4))
+    before = places(await frail.rows())
+    reads: list[str] = []
+
+    def lost_before_its_second_read(operation: str, space: str, name: str) -> Fate:
+        if operation == "get" and name in (before[1], before[3]):
+            reads.append(name)
+            if reads.count(name) == 2:
+                disk.objects.pop(("pool", name))
+        return FINE
+
+    disk.fate = lost_before_its_second_read
+    for _ in range(2):
+        asked = await frail.gateway.answered(await frail.gateway.ask(account, asked_tokens, 4))
+        assert (asked.hit_tokens, asked.answer) == (5 * BLOCK, answer_alone(asked_tokens, 4))
+        await frail.gateway.idle("decode-1")
+    assert frail.decode.floor.counters.snapshot()["commit.mended"] == 2
+    after = places(await frail.rows())
+    assert {position for position in before if before[position] != after[position]} == {1, 3}
+    assert disk.names("pool") == sorted(after.values())
 
 
 async def test_many_requests_at_once_each_get_their_own_answer(here: System) -> None:
