@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import stat
 import threading
 import time
@@ -44,6 +45,19 @@ async def test_objects_lie_in_shards_and_nobody_else_may_read_them(store: Direct
     assert files(root) == [Path("pool") / "00" / NAME]
     for path, mode in ((root / "pool" / "00" / NAME, 0o600), (root / "pool" / "00", 0o700), (root, 0o700)):
         assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+@pytest.mark.parametrize("lost", ["store", "store/pool", "store/pool/00", "store/temporary"])
+async def test_folders_that_were_removed_meanwhile_are_made_again(
+    store: DirectoryStore, tmp_path: Path, lost: str
+) -> None:
+    await store.put("pool", NAME, [b"before"])
+    shutil.rmtree(tmp_path / lost)
+    left = [] if lost != "store/temporary" else [NAME]
+    assert [info.name async for info in store.list("pool")] == left
+    await asyncio.gather(*(store.put("pool", name, [b"after"]) for name in (NAME, OTHER)))
+    assert [await store.get("pool", name) for name in (NAME, OTHER)] == [b"after"] * 2
+    assert stat.S_IMODE((tmp_path / "store" / "pool").stat().st_mode) == 0o700
 
 
 async def test_objects_outlive_the_store_and_are_shared(store: DirectoryStore, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ class DirectoryStore:
     async def list(self, space: Space) -> AsyncIterator[ObjectInfo]:
         """In no order; what is written or deleted meanwhile may be there or not. Raises Overloaded."""
         try:
-            for shard in await self._call(lambda: os.listdir(self._root / space), limits.BLOCK_WRITE_TIMEOUT_S):
+            for shard in await self._call(lambda: _shards(self._root / space), limits.BLOCK_WRITE_TIMEOUT_S):
                 folder = self._root / space / shard
                 for info in await self._call(functools.partial(_scan, folder), limits.BLOCK_WRITE_TIMEOUT_S):
                     yield info
@@ -108,6 +108,15 @@ class DirectoryStore:
             return await asyncio.wrap_future(running)
 
     def _write(self, path: Path, parts: Sequence[bytes | memoryview]) -> None:
+        """Where somebody removed the store's folders meanwhile, they are made again, once."""
+        try:
+            self._write_into(path, parts)
+        except FileNotFoundError:
+            _make_folders(self._root)
+            _log.warning("folders.made")
+            self._write_into(path, parts)
+
+    def _write_into(self, path: Path, parts: Sequence[bytes | memoryview]) -> None:
         space = os.statvfs(self._root)
         if space.f_bavail * space.f_frsize < self._free_bytes_min:
             raise Overloaded(f"less than {self._free_bytes_min} bytes are free in the block store")
@@ -132,12 +141,19 @@ def open_directory(root: Path) -> DirectoryStore:
     Raises SettingsError when the directory cannot be used.
     """
     try:
-        for folder in (root, *(root / space for space in get_args(Space)), root / _TEMPORARY):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_folders(root)
         _sweep(root / _TEMPORARY, time.time() - limits.STORE_TEMPORARY_AGE_S)
     except OSError as error:
         raise SettingsError(f"cannot use {root} as block store: {error.strerror or error}") from error
     return DirectoryStore(root)
+
+
+def _make_folders(root: Path) -> None:
+    """What is missing of the store's folders, durably."""
+    for folder in (root, *(root / space for space in get_args(Space)), root / _TEMPORARY):
+        if not folder.is_dir():
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _sync(folder.parent)
 
 
 def _sweep(folder: Path, older_than_s: float) -> None:
@@ -193,9 +209,21 @@ def _read(path: Path) -> bytes:
         os.close(descriptor)
 
 
+def _shards(space: Path) -> list[str]:
+    """Empty where the folder is gone: it is made again by the next write."""
+    try:
+        return os.listdir(space)
+    except FileNotFoundError:
+        return []
+
+
 def _scan(shard: Path) -> list[ObjectInfo]:
-    found = []
-    with os.scandir(shard) as entries:
+    found: list[ObjectInfo] = []
+    try:
+        entries = os.scandir(shard)
+    except FileNotFoundError:
+        return found
+    with entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
                 status = entry.stat(follow_symlinks=False)
