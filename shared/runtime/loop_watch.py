@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -40,11 +41,12 @@ class LoopWatch:
         wall_s: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.longest_s = 0.0
-        """Of one callback, since the start or the last `forget`."""
+        """Of one callback, since the start or the last `begin`."""
         self._thread_s = thread_s
         self._wall_s = wall_s
         self._said_s = -limits.LOOP_SAY_EVERY_S
         self._unsaid = 0
+        self._begun = False
         self._held = metrics.histogram(
             "loop_held_seconds",
             "Processor time of callbacks of the event loop that took a millisecond or more.",
@@ -53,21 +55,15 @@ class LoopWatch:
         says = "Longest processor time of one callback of the event loop since the process was ready."
         metrics.watch("loop_held_max_seconds", says, None, lambda: {"": self.longest_s})
 
-    def forget(self) -> None:
-        """A start may take its time: what follows counts."""
+    def begin(self) -> None:
+        """A start may take its time: what follows counts, and is told of in the log."""
         self.longest_s = 0.0
+        self._begun = True
 
     def install(self, loop: asyncio.AbstractEventLoop) -> None:
         """From now on every callback that is scheduled is watched."""
         run = self.timed()
-        call_soon, call_soon_threadsafe = loop.call_soon, loop.call_soon_threadsafe
         call_later, call_at = loop.call_later, loop.call_at
-
-        def soon(callback: Callable[..., Any], *given: Any, context: Any = None) -> asyncio.Handle:
-            return call_soon(run, callback, *given, context=context)
-
-        def soon_threadsafe(callback: Callable[..., Any], *given: Any, context: Any = None) -> asyncio.Handle:
-            return call_soon_threadsafe(run, callback, *given, context=context)
 
         def later(delay: float, callback: Callable[..., Any], *given: Any, context: Any = None) -> asyncio.TimerHandle:
             if callback is run:  # One of the two is made of the other; which one depends on the loop.
@@ -80,8 +76,8 @@ class LoopWatch:
             return call_at(when, run, callback, *given, context=context)
 
         watched = {
-            "call_soon": soon,
-            "call_soon_threadsafe": soon_threadsafe,
+            "call_soon": partial(loop.call_soon, run),
+            "call_soon_threadsafe": partial(loop.call_soon_threadsafe, run),
             "call_later": later,
             "call_at": at,
             "create_server": _with_factory(loop.create_server, run),
@@ -118,7 +114,7 @@ class LoopWatch:
             return
         self._held.observe(held_s)
         self.longest_s = max(self.longest_s, held_s)
-        if held_s >= limits.LOOP_HELD_S:
+        if self._begun and held_s >= limits.LOOP_HELD_S:
             self._say(callback, held_s)
 
     def _say(self, callback: Callable[..., Any], held_s: float) -> None:

@@ -1,4 +1,4 @@
-"""The C library's heap in a process that handles blocks: freed memory is kept for the next block.
+"""Heaps of a process: what was loaded at its start, and in a process that handles blocks the C library's own.
 
 By default glibc gives every freed megabyte back to the system and faults the next one in again, page by page: reading
 and opening the 47 blocks of a 3,000-token prefix took 70 ms of processor time that way and takes 25 ms this way.
@@ -7,6 +7,7 @@ and opening the 47 blocks of a 3,000-token prefix took 70 ms of processor time t
 from __future__ import annotations
 
 import ctypes
+import gc
 from typing import Final
 
 _ARENA_MAX: Final = -8
@@ -27,3 +28,13 @@ def keep_freed_memory(kept_bytes: int) -> bool:
         return False
     wanted = ((_ARENA_MAX, 1), (_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES), (_TRIM_THRESHOLD, kept_bytes))
     return all([mallopt(parameter, value) == 1 for parameter, value in wanted])
+
+
+def settle_heap() -> None:
+    """What the start made lives as long as the process: no later collection of garbage looks at it again.
+
+    Modules, tokenizer and settings are some hundred thousand objects, and looking at all of them held the event loop of
+    a gateway for 60 ms. Takes as long itself: for the end of a start.
+    """
+    gc.collect()
+    gc.freeze()

@@ -26,7 +26,7 @@ from shared.runtime.clock import SystemClock
 from shared.runtime.config import Settings, WorkerSettings, load
 from shared.runtime.health import HealthServer, write_port
 from shared.runtime.loop_watch import LoopWatch
-from shared.runtime.memory import keep_freed_memory
+from shared.runtime.memory import keep_freed_memory, settle_heap
 from shared.runtime.metrics import Metrics
 
 _log = structlog.get_logger()
@@ -41,8 +41,10 @@ EXIT_SETTINGS: Final = 2
 class Service:
     """What a composition root holds of its process. Made by `run`."""
 
-    def __init__(self, name: str, drain_timeout_s: float) -> None:
+    def __init__(self, name: str, drain_timeout_s: float, at_ready: Callable[[], None] = lambda: None) -> None:
+        """`at_ready` is called once, when the start is over."""
         self.name = name
+        self._at_ready = at_ready
         self.clock = SystemClock()
         self.metrics = Metrics(name)
         self.loop_watch = LoopWatch(self.metrics)
@@ -83,7 +85,8 @@ class Service:
         """The process can do its work."""
         if not self._is_ready:
             self._is_ready = True
-            self.loop_watch.forget()
+            self._at_ready()
+            self.loop_watch.begin()
             _log.info("service.ready")
 
     def require(self, missing: Callable[[], str | None]) -> None:
@@ -187,7 +190,7 @@ def run(kind: type[S], start: Callable[[Service, S], Coroutine[Any, Any, None]])
 
 
 async def _serve(name: str, settings: S, start: Callable[[Service, S], Coroutine[Any, Any, None]]) -> None:
-    service = Service(name, settings.drain_timeout_s)
+    service = Service(name, settings.drain_timeout_s, settle_heap)
     loop = asyncio.get_running_loop()
     service.loop_watch.install(loop)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -35,7 +35,7 @@ def watched(
     async def main() -> None:
         watch.install(asyncio.get_running_loop())
         await asyncio.sleep(0)
-        watch.forget()
+        watch.begin()
         await work()
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
@@ -194,6 +194,7 @@ class Clocks:
 def by_hand() -> tuple[LoopWatch, Clocks, Callable[..., None]]:
     clocks = Clocks()
     watch = LoopWatch(Metrics("test"), thread_s=clocks.read_thread, wall_s=lambda: clocks.wall)
+    watch.begin()
     return watch, clocks, watch.timed()
 
 
@@ -228,3 +229,15 @@ def test_a_callback_without_a_name_is_named_by_its_type() -> None:
         def __call__(self) -> None: ...
 
     assert named(Odd()) == {"callback": "Odd"}
+
+
+def test_a_start_may_take_its_time() -> None:
+    clocks = Clocks()
+    watch = LoopWatch(Metrics("test"), thread_s=clocks.read_thread, wall_s=lambda: clocks.wall)
+    run = watch.timed()
+    with structlog.testing.capture_logs() as lines:
+        run(clocks.pass_by, 0.5, 0.5)
+        watch.begin()
+        run(clocks.pass_by, 0.03, 0.03)
+    assert [line["held_s"] for line in lines] == [0.03]
+    assert watch.longest_s == pytest.approx(0.03)
