@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 from typing import Final
 
 from shared.cli.bench.catalogue import BENCHES
+from shared.contracts import limits
 
 DEFAULT_DATA: Final = "./.data"
+ENGINES: Final = ("torch", "hash")
+PORT_MAX: Final = 65_535
 WORKERS_MAX: Final = 64
+LINES_MAX: Final = 1_000_000
+_AMOUNT: Final = re.compile(r"[0-9]{1,10}(\.[0-9]{1,9})?")
+_IDENTIFIER: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -57,7 +64,7 @@ def _up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     made.add_argument("--prefill", type=_workers, default=1, metavar="N", help="prefill workers (default 1)")
     made.add_argument("--decode", type=_workers, default=1, metavar="N", help="decode workers (default 1)")
     made.add_argument(
-        "--engine", choices=("torch", "hash"), help="hash: an engine double without a model's mathematics, for tests"
+        "--engine", choices=ENGINES, help="hash: an engine double without a model's mathematics, for tests"
     )
     made.add_argument("--timeout", type=_seconds, default=600.0, metavar="S", help="with --detach: wait this long")
     made.add_argument("--background", action="store_true", help=argparse.SUPPRESS)
@@ -66,7 +73,7 @@ def _up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def _logs(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     made = _add(commands, "logs", "the last lines of the processes' logs")
     made.add_argument("service", nargs="?", help="a process (prefill-1) or a kind (prefill); all without it")
-    made.add_argument("-n", "--lines", type=int, default=20, help="lines of each log (default 20)")
+    made.add_argument("-n", "--lines", type=_lines, metavar="N", default=20, help="lines of each log (default 20)")
     made.add_argument("-f", "--follow", action="store_true", help="go on with what is written, until Ctrl-C")
 
 
@@ -78,26 +85,26 @@ def _admin(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         dest="action", metavar="ACTION", required=True
     )
     create = _add(account, "create", "make an account; prints its id first")
-    create.add_argument("--name", required=True)
+    create.add_argument("--name", required=True, type=_name)
     create.add_argument("--credit", type=_amount, metavar="AMOUNT", help="topped-up money: makes the account paid")
     create.add_argument("--grant", type=_amount, metavar="AMOUNT", help="granted money: alone it is a trial")
     create.add_argument("--currency", choices=("USD", "CNY"))
     _as_json(_add(account, "list", "all accounts with their balances"))
     credit = _add(account, "credit", "give an account money")
-    credit.add_argument("--account", required=True, metavar="ID")
+    credit.add_argument("--account", required=True, type=_identifier, metavar="ID")
     credit.add_argument("--amount", required=True, type=_amount)
     credit.add_argument("--granted", action="store_true", help="granted, not topped up: does not make it paid")
     key = _add(areas, "key", "create, list and revoke API keys").add_subparsers(
         dest="action", metavar="ACTION", required=True
     )
     create_key = _add(key, "create", "make an API key; prints it, this once")
-    create_key.add_argument("--account", required=True, metavar="ID")
+    create_key.add_argument("--account", required=True, type=_identifier, metavar="ID")
     create_key.add_argument("--traffic-class", choices=("agent", "chat"), help="retention of all this key's traffic")
     listed = _add(key, "list", "the keys of an account")
-    listed.add_argument("--account", required=True, metavar="ID")
+    listed.add_argument("--account", required=True, type=_identifier, metavar="ID")
     _as_json(listed)
     revoke = _add(key, "revoke", "end a key at once, everywhere")
-    revoke.add_argument("key", metavar="KEY_ID")
+    revoke.add_argument("key", type=_identifier, metavar="KEY_ID")
 
 
 def _bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -112,7 +119,11 @@ def _as_json(made: argparse.ArgumentParser) -> None:
 
 
 def _port(text: str) -> int:
-    return _whole(text, 0, 65_535)
+    return _whole(text, 0, PORT_MAX)
+
+
+def _lines(text: str) -> int:
+    return _whole(text, 1, LINES_MAX)
 
 
 def _workers(text: str) -> int:
@@ -130,11 +141,24 @@ def _seconds(text: str) -> float:
 
 
 def _amount(text: str) -> str:
-    """A positive decimal, kept as text: money is never a float."""
-    try:
-        value = Decimal(text)
-    except InvalidOperation:
-        value = Decimal(0)
-    if not value.is_finite() or value <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an amount of money above 0")
+    """A positive decimal as billing takes it, kept as text: money is never a float."""
+    if not _AMOUNT.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a plain decimal with at most 9 decimals")
+    most = limits.AMOUNT_NANO_MAX // limits.NANO
+    if not 0 < Decimal(text) <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an amount of money above 0 and at most {most}")
+    return text
+
+
+def _name(text: str) -> str:
+    """Printable, so that a list of accounts has one line for each."""
+    if not text.strip() or not text.isprintable() or len(text) > limits.ACCOUNT_NAME_CHARS_MAX:
+        most = limits.ACCOUNT_NAME_CHARS_MAX
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a name of 1 to {most} printable characters")
+    return text
+
+
+def _identifier(text: str) -> str:
+    if not _IDENTIFIER.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not an id")
     return text

@@ -12,9 +12,8 @@ from typing import Final
 
 from shared.cli import environment
 from shared.cli.conversion import is_converted
-from shared.cli.down import left_over
 from shared.cli.failure import EXIT_FAILURE, EXIT_OK, CommandFailed
-from shared.cli.instance import Instance
+from shared.cli.instance import Instance, left_over
 from shared.contracts.errors import DeepServeError
 
 DISK_FREE_MIN_BYTES: Final = 2 * 2**30

@@ -9,7 +9,7 @@ import sys
 import time
 
 from shared.cli.failure import EXIT_OK, CommandFailed
-from shared.cli.instance import Instance, InstanceState, ProcessState
+from shared.cli.instance import Instance, InstanceState, left_over
 from shared.cli.process import alive, end_orphan
 from shared.contracts import limits
 
@@ -40,13 +40,6 @@ def down(instance: Instance, timeout_s: float = limits.DOWN_TIMEOUT_S) -> int:
         raise CommandFailed(f"the supervisor ended, but these did not: {names}")
     sys.stdout.write(f"stopped the instance in {instance.data} in {time.monotonic() - begun_s:.1f} s\n")
     return EXIT_OK
-
-
-def left_over(state: InstanceState | None) -> list[ProcessState]:
-    """Processes of this state that still run: services first, then servers."""
-    if state is None:
-        return []
-    return [p for p in (*state.services, *state.servers) if alive(p.pid, p.born_s)]
 
 
 async def end_left_over(state: InstanceState | None) -> list[str]:

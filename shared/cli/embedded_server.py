@@ -40,6 +40,10 @@ class EmbeddedServer:
     process: subprocess.Popen[bytes] = field(repr=False)
     signals: tuple[signal.Signals, ...] = field(repr=False)
 
+    def exit_code(self) -> int | None:
+        """None while it runs; minus the signal's number when a signal ended it."""
+        return self.process.poll()
+
     def stop(self, timeout_s: float) -> None:
         """Blocks until the server has ended. Idempotent. Its data stay."""
         for number in self.signals:

@@ -9,6 +9,8 @@ from shared.contracts.errors import DeepServeError
 EXIT_OK: Final = 0
 EXIT_FAILURE: Final = 1
 EXIT_USAGE: Final = 2
+EXIT_SIGNAL: Final = 128
+"""Plus the signal's number: the command was ended by it."""
 EXIT_INTERRUPTED: Final = 130
 
 

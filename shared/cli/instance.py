@@ -26,6 +26,7 @@ from typing import Final, Literal
 import msgspec
 
 from shared.cli.failure import CommandFailed
+from shared.cli.process import alive
 
 _LOCK_ATTEMPTS: Final = 10
 _LOCK_RETRY_S: Final = 0.02
@@ -176,9 +177,28 @@ def write_atomic(path: Path, content: bytes, mode: int, *, durable: bool = True)
     fresh.replace(path)
 
 
+def left_over(state: InstanceState | None) -> list[ProcessState]:
+    """Processes of this state that still run: services first, then servers."""
+    if state is None:
+        return []
+    return [p for p in (*state.services, *state.servers) if alive(p.pid, p.born_s)]
+
+
+def without_supervisor(instance: Instance, left: list[ProcessState]) -> str:
+    """One line for a person."""
+    names = ", ".join(f"{p.name} ({p.pid})" for p in left)
+    return (
+        f"the supervisor of {instance.data} was killed, and what it kept still runs: {names}; "
+        "`deepserve up` starts anew, `deepserve down` ends them"
+    )
+
+
 def running(instance: Instance) -> InstanceState:
-    """The state of the instance that runs over this data directory. Raises CommandFailed when none does."""
+    """The state of the instance that runs over this data directory. Raises CommandFailed when none does, with what a
+    killed supervisor left behind."""
     if instance.holder() is None:
+        if left := left_over(instance.read_state()):
+            raise CommandFailed(without_supervisor(instance, left))
         raise CommandFailed(f"no instance is running in {instance.data}; start one with `deepserve up`")
     state = instance.read_state()
     if state is None:

@@ -24,7 +24,8 @@ class ServiceSpec:
 
     `port_file`: where it writes the port of its /readyz. `public_port_file`: where it writes the port that others call,
     if it answers /readyz there too. `pins`: variable → file; a port that the system chose in the first life is asked
-    for again in the next, so that clients find the service where it was."""
+    for again in the next, so that clients find the service where it was. The port of `port_file` alone moves when
+    somebody else has it by then: whoever asks there reads the file."""
 
     name: str
     module: str
@@ -137,12 +138,14 @@ class ServiceKeeper:
             self._child = None
 
     def _pinned(self) -> dict[str, str]:
-        """The environment of the next life; forgets what the last one listened on."""
+        """The environment of the next life; the files are the next one's to write."""
         for variable, path in self.spec.pins.items():
             port = probe.read_port(path)
             if port is not None:
                 self._pins[variable] = str(port)
             path.unlink(missing_ok=True)
+            if path == self.spec.port_file and not probe.is_free(int(self._pins.get(variable, "0"))):
+                del self._pins[variable]
         self.spec.port_file.unlink(missing_ok=True)
         return {**self.spec.environment, **self._pins}
 

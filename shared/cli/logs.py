@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+from shared.cli import output
 from shared.cli.failure import EXIT_OK, CommandFailed, UsageError
 from shared.cli.instance import Instance
 from shared.cli.process import tail
@@ -14,7 +15,8 @@ _FOLLOW_S = 0.2
 
 
 def logs(instance: Instance, service: str | None, *, lines: int, follow: bool) -> int:
-    """`service` is a log's name ("prefill-1") or its beginning ("prefill"). Following ends with Ctrl-C."""
+    """`service` is a log's name ("prefill-1") or its beginning ("prefill"). Following ends with Ctrl-C, or when nobody
+    reads any more."""
     if not instance.logs.is_dir():
         raise CommandFailed(f"{instance.data} has no logs; nothing was ever started there")
     found = instance.all_logs()
@@ -25,7 +27,7 @@ def logs(instance: Instance, service: str | None, *, lines: int, follow: bool) -
     offsets = {name: path.stat().st_size for name, path in chosen.items()}
     for name, path in chosen.items():
         _show(prefixes[name], tail(path, lines))
-    while follow:
+    while follow and not output.reader_left():
         time.sleep(_FOLLOW_S)
         for name, path in chosen.items():
             offsets[name] = _show_news(prefixes[name], path, offsets[name])

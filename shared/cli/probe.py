@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -48,6 +49,17 @@ async def _get(port: int, path: str) -> Answer:
     if not status or not status[0].isdigit():
         return Answer(0, "no HTTP answer")
     return Answer(int(status[0]), body.decode(errors="replace").strip())
+
+
+def is_free(port: int) -> bool:
+    """Whether a service could listen on this loopback port now; of 0, any free one, it always could."""
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def read_port(path: Path) -> int | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from shared.cli.backoff import Backoff
 from shared.cli.failure import CommandFailed
 from shared.cli.instance import ProcessState, State
-from shared.cli.process import born, gone
+from shared.cli.process import born, describe_exit, gone, note
 from shared.contracts import limits
 from shared.contracts.errors import DeepServeError
 
@@ -27,27 +28,35 @@ class EmbeddedServer(Protocol):
     @property
     def port(self) -> int: ...
 
+    def exit_code(self) -> int | None:
+        """None while it runs; minus the signal's number when a signal ended it."""
+        ...
+
     def stop(self, timeout_s: float) -> None:
         """Blocks until it ended, within `timeout_s`."""
         ...
 
 
 class ServerKeeper:
-    """`start(port)` starts the server, blocking, on that port (0: any free one)."""
+    """`start(port)` starts the server, blocking, on that port (0: any free one). `log`: what it writes; each start
+    begins a new one."""
 
     def __init__(
         self,
         name: str,
         start: Callable[[int], EmbeddedServer],
+        log: Path,
         tell: Callable[[ProcessState], None],
         say: Callable[[str], None],
     ) -> None:
         self.name = name
         self._start = start
+        self._log = log
         self._tell = tell
         self._say = say
         self._port = 0
         self._restarts = 0
+        self._last_exit: str | None = None
         self._starting: asyncio.Task[EmbeddedServer] | None = None
         self._stopped = False
 
@@ -70,6 +79,8 @@ class ServerKeeper:
         while True:
             up_s = time.monotonic()
             await gone(server.pid, born(server.pid), poll_s=limits.SERVER_WATCH_S)
+            code = server.exit_code()
+            self._last_exit = "it is gone" if code is None else describe_exit(code)
             again: EmbeddedServer | None = None
             uptime_s = time.monotonic() - up_s
             while again is None:
@@ -77,13 +88,21 @@ class ServerKeeper:
                 uptime_s = 0.0
                 self._restarts += 1
                 self._publish("restarting", None)
-                self._say(f"{self.name} ended; starting it again in {backoff.wait_s:g} s")
+                self._say(f"{self.name} ended: {self._last_exit}; starting it again in {backoff.wait_s:g} s")
+                await self._note()
                 await asyncio.sleep(backoff.wait_s)
                 try:
                     again = await self.start()
                 except CommandFailed as failure:
+                    self._last_exit = failure.message
                     self._say(failure.message)
+            # Again, since the start put the log with the first line aside.
+            await self._note()
             server = again
+
+    async def _note(self) -> None:
+        reason, restarts = self._last_exit, self._restarts
+        await asyncio.to_thread(note, self._log, "server.crashed", name=self.name, reason=reason, restarts=restarts)
 
     async def stop(self) -> None:
         """Idempotent. Waits for a start that is under way, so that no server outlives its supervisor."""
@@ -104,5 +123,6 @@ class ServerKeeper:
                 state=state,
                 port=server.port if server else None,
                 restarts=self._restarts,
+                last_exit=self._last_exit,
             )
         )

@@ -8,8 +8,8 @@ import sys
 import msgspec
 
 from shared.cli import probe
-from shared.cli.failure import EXIT_OK
-from shared.cli.instance import Instance, InstanceState, ProcessState, running
+from shared.cli.failure import EXIT_OK, CommandFailed
+from shared.cli.instance import Instance, InstanceState, ProcessState, left_over, running, without_supervisor
 from shared.cli.process import alive
 from shared.cli.secrets import Secrets
 
@@ -32,9 +32,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     services: tuple[ServiceReport, ...]
 
 
-async def report(instance: Instance, state: InstanceState) -> Report:
+async def report(instance: Instance, state: InstanceState, *, supervised: bool = True) -> Report:
+    """What is true now of the state that the supervisor wrote last. `supervised`: it still lives."""
     secrets = Secrets(instance.secrets)
-    services = await asyncio.gather(*(_look(service) for service in state.services))
+    services = await asyncio.gather(*(_look(service, supervised) for service in state.services))
     try:
         demo = secrets.read_demo()
     except PermissionError:
@@ -49,10 +50,12 @@ async def report(instance: Instance, state: InstanceState) -> Report:
     )
 
 
-async def _look(service: ProcessState) -> ServiceReport:
+async def _look(service: ProcessState, supervised: bool) -> ServiceReport:
     """The state now: a service that the supervisor saw ready may have lost what it needs since."""
     state: str = service.state
-    if service.pid is not None and not alive(service.pid, service.born_s):
+    if not supervised:
+        state = "left over" if alive(service.pid, service.born_s) else "stopped"
+    elif service.pid is not None and not alive(service.pid, service.born_s):
         state = "stopped"
     elif state == "ready" and service.port is not None and not (await probe.ask(service.port)).ready:
         state = "not ready"
@@ -60,25 +63,40 @@ async def _look(service: ProcessState) -> ServiceReport:
 
 
 def status(instance: Instance, *, as_json: bool) -> int:
-    """Exit code 0 when an instance runs, in whatever state. Raises CommandFailed when nothing runs here."""
+    """Exit code 0 when an instance runs, in whatever state. Raises CommandFailed when none does; where a killed
+    supervisor left processes behind, it shows them first."""
+    if instance.holder() is None:
+        state = instance.read_state()
+        left = left_over(state)
+        if state is not None and left:
+            _show(state, asyncio.run(report(instance, state, supervised=False)), as_json=as_json, supervised=False)
+            raise CommandFailed(without_supervisor(instance, left))
     state = running(instance)
-    found = asyncio.run(report(instance, state))
-    if as_json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
-    else:
-        sys.stdout.write(_table(state, found))
+    _show(state, asyncio.run(report(instance, state)), as_json=as_json, supervised=True)
     return EXIT_OK
 
 
-def _table(state: InstanceState, found: Report) -> str:
+def _show(state: InstanceState, found: Report, *, as_json: bool, supervised: bool) -> None:
+    if as_json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
+    else:
+        sys.stdout.write(_table(state, found, supervised))
+    sys.stdout.flush()
+
+
+def _table(state: InstanceState, found: Report, supervised: bool) -> str:
     rows = [("name", "state", "pid", "port", "restarts")]
     restarts = {s.name: s.restarts for s in state.services}
     rows += [(s.name, s.state, _text(s.pid), _text(s.port), str(restarts[s.name])) for s in found.services]
-    rows += [(s.name, s.state, _text(s.pid), _text(s.port), str(s.restarts)) for s in state.servers]
+    left = {p.name for p in left_over(state)}
+    for s in state.servers:
+        now = s.state if supervised else "left over" if s.name in left else "stopped"
+        rows.append((s.name, now, _text(s.pid), _text(s.port), str(s.restarts)))
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    phase = f"{state.phase}, supervisor {state.pid}" if supervised else f"supervisor {state.pid} was killed"
     head = [
-        f"instance  {found.data} ({state.phase}, supervisor {state.pid}, engine {state.engine})",
+        f"instance  {found.data} ({phase}, engine {state.engine})",
         f"gateway   {found.gateway_url or 'not up yet'}",
         f"API key   {found.api_key or 'only for the owner of the data directory'}",
     ]

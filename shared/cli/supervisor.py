@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from shared.cli import conversion, environment
@@ -131,16 +132,20 @@ class Supervisor:
         if url := self._caller.get("DEEPSERVE_NATS_URL"):
             return url
         folder = self._instance.nats
-        return (await self._server("nats", lambda port: start_nats(folder, port=port))).url
+        return (await self._server("nats", folder, lambda port: start_nats(folder, port=port))).url
 
     async def _postgres(self) -> str:
         if url := self._caller.get("DEEPSERVE_DATABASE_URL"):
             return url
         folder, password = self._instance.postgres, self._secrets.postgres_password.read_text()
-        return (await self._server("postgres", lambda port: start_postgres(folder, port=port, password=password))).url
 
-    async def _server(self, name: str, start: Callable[[int], EmbeddedServer]) -> EmbeddedServer:
-        keeper = ServerKeeper(name, start, self._board.server, self._reporter.say)
+        def start(port: int) -> EmbeddedServer:
+            return start_postgres(folder, port=port, password=password)
+
+        return (await self._server("postgres", folder, start)).url
+
+    async def _server(self, name: str, folder: Path, start: Callable[[int], EmbeddedServer]) -> EmbeddedServer:
+        keeper = ServerKeeper(name, start, folder / "server.log", self._board.server, self._reporter.say)
         self._servers[name] = keeper
         server = await keeper.start()
         self._own(keeper.watch(server))
@@ -174,15 +179,16 @@ class Supervisor:
     def _spec(self, name: str, kind: str, servers: environment.Servers) -> ServiceSpec:
         instance = self._instance
         public = environment.public_port_file(instance, name)
+        health = instance.port_file(name)
         pins = {"gateway": {"DEEPSERVE_PORT": public}, "billing": {"DEEPSERVE_ADMIN_PORT": public}}.get(kind, {})
         return ServiceSpec(
             name=name,
             module=f"services.{kind}.main",
             environment=environment.compose(kind, name, instance, self._caller, servers, self._options.variables),
             log=instance.log(name),
-            port_file=instance.port_file(name),
+            port_file=health,
             public_port_file=public if kind == "gateway" else None,
-            pins=pins,
+            pins={**pins, "DEEPSERVE_HEALTH_PORT": health},
         )
 
     async def _announce(self) -> Addresses:

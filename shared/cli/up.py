@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from shared.cli import environment
-from shared.cli.failure import EXIT_INTERRUPTED, EXIT_OK, CommandFailed
+from shared.cli.arguments import ENGINES, PORT_MAX
+from shared.cli.failure import EXIT_INTERRUPTED, EXIT_OK, CommandFailed, UsageError
 from shared.cli.instance import Instance, running
 from shared.cli.process import tail
 from shared.cli.reporter import Reporter
@@ -30,9 +31,14 @@ _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def options_of(given: argparse.Namespace, caller: Mapping[str, str]) -> Options:
-    """What the command line says wins over the caller's variables, and those over the defaults."""
+    """What the command line says wins over the caller's variables, and those over the defaults. Raises UsageError for
+    a variable's value that the command line would refuse."""
     port = given.port if given.port is not None else caller.get("DEEPSERVE_PORT") or DEFAULT_PORT
     engine = given.engine or caller.get("DEEPSERVE_ENGINE") or "torch"
+    if not str(port).isdecimal() or int(port) > PORT_MAX:
+        raise UsageError(f"DEEPSERVE_PORT={port} is not a whole number from 0 to {PORT_MAX}")
+    if engine not in ENGINES:
+        raise UsageError(f"DEEPSERVE_ENGINE={engine} is none of {', '.join(ENGINES)}")
     return Options(
         prefill=given.prefill,
         decode=given.decode,
@@ -102,7 +108,8 @@ async def _run(supervisor: Supervisor, stop: asyncio.Event, reporter: Reporter, 
 def detach(instance: Instance, options: Options, *, timeout_s: float) -> int:
     """Starts `deepserve up` in a session of its own and returns when it is ready.
 
-    Raises CommandFailed with its reason and the end of its log when it is not.
+    Raises CommandFailed with its reason and the end of its log when it is not. Nobody would know of a supervisor whose
+    starter has gone: it is stopped when this one fails or is ended, but not when only its output is not read any more.
     """
     instance.prepare()
     if pid := instance.holder():
@@ -116,21 +123,22 @@ def detach(instance: Instance, options: Options, *, timeout_s: float) -> int:
             stdin=subprocess.DEVNULL,
             stdout=descriptor,
             stderr=descriptor,
+            env={**os.environ, **options.variables},
             start_new_session=True,
         )
     finally:
         os.close(descriptor)
     try:
         _follow_until_ready(instance, child, log, timeout_s)
+        state = running(instance)
+        demo = Secrets(instance.secrets).read_demo()
+        sys.stdout.write(first_steps(state.gateway_url or "", (demo.api_key if demo else None) or ""))
+        sys.stdout.write(f"\nIt runs in the background; stop it with: deepserve down --data {instance.data}\n")
+        sys.stdout.flush()
     except BaseException:
-        # Nobody would know of a supervisor whose starter has gone.
         child.terminate()
         child.wait(limits.DOWN_TIMEOUT_S)
         raise
-    state = running(instance)
-    demo = Secrets(instance.secrets).read_demo()
-    sys.stdout.write(first_steps(state.gateway_url or "", (demo.api_key if demo else None) or ""))
-    sys.stdout.write(f"\nIt runs in the background; stop it with: deepserve down --data {instance.data}\n")
     return EXIT_OK
 
 

@@ -77,6 +77,24 @@ async def test_a_killed_service_comes_back_on_its_port_and_its_log_says_why(tmp_
     assert not alive(again.pid, again.born_s)
 
 
+async def test_a_port_that_somebody_took_meanwhile_is_left_to_him(tmp_path: Path) -> None:
+    seen = Watcher()
+    keeper = ServiceKeeper(spec(tmp_path), seen.tell, seen.said.append)
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            assert await keeper.started() is None
+        first = seen.states[-1]
+        assert first.pid is not None
+        assert first.port is not None
+        os.kill(first.pid, signal.SIGKILL)
+        await seen.until(lambda s: s.state == "restarting")
+        async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", first.port):
+            again = await seen.until(lambda s: s.state == "ready")
+        assert again.port != first.port
+    finally:
+        await keeper.stop()
+
+
 async def test_a_service_that_never_starts_is_given_up_with_its_reason(tmp_path: Path) -> None:
     seen = Watcher()
     keeper = ServiceKeeper(spec(tmp_path, TINY_CRASH="1"), seen.tell, seen.said.append)

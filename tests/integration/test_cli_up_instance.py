@@ -179,6 +179,7 @@ def test_a_bench_prints_a_table_and_writes_its_figures(instance: Instance, tmp_p
 def test_a_killed_service_is_restarted_and_its_log_says_why(instance: Instance, kind: str) -> None:
     before = instance.status()
     name, service = next((n, s) for n, s in services(instance).items() if n.startswith(kind))
+    health = (instance.data / "run" / f"{name}.port").read_text()
     os.kill(service["pid"], signal.SIGKILL)
 
     def back() -> bool:
@@ -188,6 +189,8 @@ def test_a_killed_service_is_restarted_and_its_log_says_why(instance: Instance, 
     until(back, f"{name} is ready again")
     after = instance.status()
     assert (after["gateway_url"], after["admin_url"]) == (before["gateway_url"], before["admin_url"])
+    assert (instance.data / "run" / f"{name}.port").read_text() == health
+    assert services(instance)[name]["port"] == service["port"]
     log = (instance.data / "logs" / f"{name}.log").read_text()
     assert "killed by SIGKILL" in log
     until(lambda: answers(instance), "requests are answered again")
@@ -204,6 +207,10 @@ def test_a_killed_server_is_restarted_where_it_was(instance: Instance, server: s
     os.kill(before.pid, signal.SIGKILL)
     until(lambda: look().state == "ready" and look().pid != before.pid, f"{server} is back")
     assert look().port == before.port
+    assert look().last_exit.startswith("killed by SIGKILL")
+    until(lambda: "server.crashed" in instance.command("logs", server, "-n", "1000"), "its log says that it ended")
+    assert "killed by SIGKILL" in instance.command("logs", server, "-n", "1000")
+    assert f"{server} ended: killed by SIGKILL" in (instance.data / "logs" / "up.log").read_text()
     until(lambda: answers(instance), "requests are answered again")
 
 
@@ -232,6 +239,13 @@ def test_what_a_killed_supervisor_left_is_ended_by_the_next_up(instance: Instanc
     os.kill(holder, signal.SIGKILL)
     until(lambda: layout.holder() is None, "the lock is free")
     assert any(alive(p.pid, p.born_s) for p in state.services)
+    code, said = failed(instance, "status")
+    assert code == 1
+    assert "still runs: billing (" in said
+    assert "`deepserve down` ends them" in said
+    shown = json.loads(instance.command("status", "--json", check=False))
+    assert {s["name"].split("-")[0] for s in shown["services"]} == FIVE
+    assert "left over" in {s["state"] for s in shown["services"]}
     instance.up()
     assert not any(alive(p.pid, p.born_s) for p in (*state.services, *state.servers))
     assert ask(instance).status_code == 200
