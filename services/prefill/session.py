@@ -97,9 +97,14 @@ class PrefillSession:
         except DeepServeError as error:
             outcome = Failed(error)
         finally:
-            if not handed_off and self._writes.stored():
-                self._floor.spawn(handoff_objects.forget(self._floor, self._writes.stored()))
+            if not handed_off:
+                self._floor.spawn(self._forget_handoff())
         return outcome
+
+    async def _forget_handoff(self) -> None:
+        """No decode will read them. A write may still be under way when its request has ended: it is waited for."""
+        await self._writes.wait(limits.BLOCK_WRITE_TIMEOUT_S)
+        await handoff_objects.forget(self._floor, self._writes.stored())
 
     async def _run(self, stack: AsyncExitStack) -> Outcome:
         ended = self._stream.ended

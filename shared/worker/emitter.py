@@ -1,8 +1,8 @@
 """Tokens on their way to the gateways, and the gateways' answers (invariants 3 and 11).
 
 One message per step per gateway carries all its sequences. What a gateway has not acknowledged is kept in a log per
-sequence and sent again when asked. A stream ends in one way: the gateway names the final count, the gateway falls
-silent, or a newer try at the same request takes its place.
+sequence and sent again when asked. A stream ends in one way: the gateway names the final count, the gateway is gone
+(silent, and nobody listens for it), or a newer try at the same request takes its place.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from shared.contracts.errors import DeepServeError, to_record
 from shared.contracts.ids import GatewayId, RequestId, WorkerId
 from shared.contracts.messages import (
     Acknowledge,
+    ClaimReply,
     Finalize,
     FinishReason,
     GatewayHeartbeat,
@@ -31,6 +32,7 @@ from shared.contracts.messages import (
     TokenLogprob,
 )
 from shared.contracts.ports import Bus, Clock
+from shared.worker.claims import claim
 from shared.worker.token_log import TokenLog
 
 log = structlog.get_logger()
@@ -46,6 +48,17 @@ class Ending:
     count: int
     reasoning: int
     how: Literal["finalized", "gateway_lost", "superseded", "failed"]
+
+
+def ending_named_by(reply: ClaimReply, acknowledged: int) -> Ending | None:
+    """What a gateway's answer makes of a stream; None while the gateway lives and the stream goes on."""
+    if reply.verdict == "stale":
+        return Ending(acknowledged, 0, "superseded")
+    if reply.final is not None:
+        return Ending(reply.final, 0, "finalized")
+    if reply.verdict == "go":
+        return None
+    return Ending(acknowledged, 0, "gateway_lost")
 
 
 class TokenStream:
@@ -74,6 +87,7 @@ class Emitter:
         self._kept: OrderedDict[RequestId, tuple[TokenLog, float]] = OrderedDict()
         self._pending: dict[GatewayId, list[TokenEntry]] = {}
         self._heard_s: dict[GatewayId, float] = {}
+        self._asking: dict[RequestId, asyncio.Task[None]] = {}
 
     async def run(self, listening: asyncio.Event) -> None:
         """Listens to gateways until cancelled; sets `listening` when a claim may be made."""
@@ -84,9 +98,13 @@ class Emitter:
             listening.set()
             while True:
                 await asyncio.sleep(limits.HEARTBEAT_S)
-                self._end_silent()
+                self._ask_silent()
                 self._forget_kept()
         finally:
+            for task in self._asking.values():
+                task.cancel()
+            if self._asking:
+                await asyncio.wait(self._asking.values())
             for stop in unsubscribe:
                 await stop()
 
@@ -187,14 +205,30 @@ class Emitter:
         kept = self._kept.get(request)
         return kept[0] if kept else None
 
-    def _end_silent(self) -> None:
+    def _ask_silent(self) -> None:
+        """Silence alone proves nothing, since it may be ours: a gateway that was not heard is asked by a claim."""
         bound_s = self._clock.monotonic_s() - limits.PEER_LEASE_S
         for stream in self._streams.values():
             heard_s = self._heard_s.get(stream.log.gateway, stream.opened_at_s)
-            if max(heard_s, stream.opened_at_s) < bound_s and not stream.ended.done():
-                log.warning("gateway.lost", gateway=stream.log.gateway, request=stream.log.request)
-                stream.end(Ending(stream.log.acknowledged, 0, "gateway_lost"))
+            silent = max(heard_s, stream.opened_at_s) < bound_s
+            if silent and not stream.ended.done() and stream.log.request not in self._asking:
+                self._asking[stream.log.request] = asyncio.create_task(self._ask(stream))
         self._heard_s = {gateway: heard_s for gateway, heard_s in self._heard_s.items() if heard_s >= bound_s}
+
+    async def _ask(self, stream: TokenStream) -> None:
+        token_log = stream.log
+        try:
+            reply = await claim(self._bus, token_log.gateway, token_log.request, token_log.epoch, self._worker)
+            ending = ending_named_by(reply, token_log.acknowledged)
+            if ending is None:
+                self._heard_s[token_log.gateway] = self._clock.monotonic_s()
+            else:
+                log.warning("stream.ended_by_claim", request=token_log.request, how=ending.how)
+                stream.end(ending)
+        except DeepServeError as error:
+            log.warning("gateway.unclear", request=token_log.request, error=error.message)
+        finally:
+            del self._asking[token_log.request]
 
     def _forget_kept(self) -> None:
         now_s = self._clock.monotonic_s()

@@ -8,21 +8,19 @@ from shared.contracts import limits
 from shared.contracts.ids import WorkerId
 from shared.contracts.ports import Bus
 from shared.worker.claims import claim
-from shared.worker.emitter import Ending, TokenStream
+from shared.worker.emitter import Ending, TokenStream, ending_named_by
 
 
 async def final_ending(bus: Bus, worker: WorkerId, stream: TokenStream) -> Ending:
-    """How a stream ends whose last token was sent. The gateway's Finalize may be lost on the way, so that after
-    limits.FINAL_WAIT_S the gateway is asked once more."""
-    await asyncio.wait({stream.ended}, timeout=limits.FINAL_WAIT_S)
-    if stream.ended.done():
-        return stream.ended.result()
-    log = stream.log
-    reply = await claim(bus, log.gateway, log.request, log.epoch, worker)
-    if reply.verdict == "stale":
-        stream.end(Ending(log.acknowledged, 0, "superseded"))
-    elif reply.final is not None:
-        stream.end(Ending(reply.final, 0, "finalized"))
-    else:
-        stream.end(Ending(log.acknowledged, 0, "gateway_lost"))
+    """How a stream ends whose last token was sent. The gateway's Finalize may be lost on the way, so that it is asked
+    after each limits.FINAL_WAIT_S. A gateway that lives and has not named the count yet is still gathering tokens (it
+    asks for them again, and gives up by the request's deadline): settling before it would settle another count."""
+    while not stream.ended.done():
+        await asyncio.wait({stream.ended}, timeout=limits.FINAL_WAIT_S)
+        if not stream.ended.done():
+            log = stream.log
+            reply = await claim(bus, log.gateway, log.request, log.epoch, worker)
+            ending = ending_named_by(reply, log.acknowledged)
+            if ending is not None:
+                stream.end(ending)
     return stream.ended.result()
