@@ -86,7 +86,8 @@ class Service:
         if not self._is_ready:
             self._is_ready = True
             self._at_ready()
-            self.loop_watch.begin()
+            # Not this callback: what `at_ready` takes is still the start.
+            asyncio.get_running_loop().call_soon(self.loop_watch.begin)
             _log.info("service.ready")
 
     def require(self, missing: Callable[[], str | None]) -> None:
