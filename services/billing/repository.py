@@ -79,8 +79,11 @@ JOIN billing.accounts a ON a.id = k.account
 JOIN billing.balances granted ON granted.account = a.id AND granted.ledger = 'granted'
 JOIN billing.balances topped_up ON topped_up.account = a.id AND topped_up.ledger = 'topped_up'
 JOIN billing.balances funding ON funding.account = a.id AND funding.ledger = 'funding'
-CROSS JOIN (SELECT coalesce(max(version), 0) AS version FROM billing.prices WHERE valid_from <= :now) list
+CROSS JOIN (
+    SELECT coalesce(max(version) FILTER (WHERE valid_from <= :now), min(version), 0) AS version FROM billing.prices
+) list
 """
+"""The list in force; the first one has no beginning, so that a clock that was set back still finds a price."""
 _STANDING_BY_DIGEST: Final = sql(_STANDING.format(more="") + "WHERE k.digest = :digest")
 _STANDING_BY_KEY: Final = sql(_STANDING.format(more="") + "WHERE k.id = :key_id")
 _HOLD_CONTEXT: Final = sql(

@@ -195,6 +195,8 @@ REVOCATION_LIFE_S: Final = 2 * 86_400
 """A revocation is remembered this long: longer than any grant lives (a day's deadline and the allowance)."""
 PULL_WAIT_S: Final = 2.0
 """Life of one pull request: how long a worker is deaf after JetStream was restarted under it."""
+PULL_TURN_S: Final = 0.1
+"""How long a worker with less room than subjects waits for one of them before it asks the next."""
 PULL_IDLE_S: Final = 0.02
 """How often a worker without room is asked whether it has some again."""
 PULL_RETRY_S: Final = 0.25
@@ -260,6 +262,18 @@ RETRY_AFTER_S: Final = 2
 """What Retry-After says where nothing better is known."""
 ENCODE_INLINE_CHARS: Final = 2_048
 """Longer request bodies are converted, rendered and encoded in a thread, beside the event loop."""
+LONG_BODY_BYTES: Final = 256 * 1024
+"""Longer request bodies are refused early when they cannot fit, and wait for a thread of their own kind."""
+LONG_BODIES_AT_ONCE: Final = 2
+"""Threads for long bodies: what waits for one is bounded by CALLS_MAX and by each account's concurrency."""
+BODY_PARTS_MAX: Final = 16_384
+"""Content parts, tools and tool calls of one long body: converting each costs 10 µs with the interpreter lock held."""
+ENCODE_SLICE_CHARS: Final = 64 * 1024
+"""A prompt that is likely too long is counted in slices of this length, so that counting can stop."""
+TOKEN_CHARS_USUAL: Final = 6
+"""A prompt with more characters than this per token of the context is counted before it is encoded whole."""
+CUT_SLACK_TOKENS: Final = 64
+"""Tokens by which a slice may count more than the same text does inside its prompt."""
 CLAIM_PATIENCE_S: Final = WORK_ACK_WAIT_S + 5.0
 """Published work that no worker claims this long, while one had room, is lost and published again."""
 ATTEMPTS_MAX: Final = 4

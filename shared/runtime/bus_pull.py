@@ -71,10 +71,7 @@ class NatsDelivery:
 
 
 class Puller:
-    """Pulls from `subjects`, each with its own durable consumer. `unseal` turns a message's data into a payload.
-
-    The order of the subjects is their priority where there is room for fewer than all.
-    """
+    """Pulls from `subjects`, each with its own durable consumer. `unseal` turns a message's data into a payload."""
 
     def __init__(
         self,
@@ -95,6 +92,7 @@ class Puller:
         self._news = asyncio.Event()
         self._recalling: asyncio.Task[None] | None = None
         self._retry_s = limits.PULL_RETRY_S
+        self._turn = 0
 
     def wake(self) -> None:
         """Ends a round that waits: the bus closes."""
@@ -129,7 +127,8 @@ class Puller:
         self._news.clear()
         try:
             await self._ask(room)
-            async with asyncio.timeout(limits.PULL_WAIT_S):
+            tight = room < len(self._subjects)
+            async with asyncio.timeout(limits.PULL_TURN_S if tight else limits.PULL_WAIT_S):
                 await self._news.wait()
             if not self._consumers and not self._arrived:
                 raise Overloaded("JetStream refused the pull request")
@@ -148,7 +147,11 @@ class Puller:
             if not self._consumers:
                 await ensure_streams(self._jetstream)
                 self._consumers = [await ensure_consumer(self._jetstream, subject) for subject in self._subjects]
-            for (stream, consumer), share in zip(self._consumers, _shares(room, len(self._subjects)), strict=True):
+            shares = _shares(room, len(self._subjects), self._turn)
+            self._turn = (self._turn + 1) % len(self._subjects)
+            for (stream, consumer), share in zip(self._consumers, shares, strict=True):
+                if not share:
+                    continue
                 inbox = self._connection.new_inbox()
                 self._asked.append(await self._connection.subscribe(inbox, cb=self._receive))
                 wish = json.dumps({"batch": share, "expires": int(limits.PULL_WAIT_S * _NANO)})
@@ -224,8 +227,10 @@ async def _end_quietly(message: Msg, end: Callable[[], Awaitable[None]]) -> None
         _log.warning("delivery.kept", subject=message.subject, error=error.message)
 
 
-def _shares(room: int, subjects: int) -> list[int]:
-    """Room over subjects. With less room than subjects each may fill it, and the first arrival ends the round."""
-    if room < subjects:
-        return [room] * subjects
-    return [room // subjects + (1 if i < room % subjects else 0) for i in range(subjects)]
+def _shares(room: int, subjects: int, turn: int) -> list[int]:
+    """Room over subjects, never more in all than there is: a surplus given back would use up deliveries of work that
+    nobody tried. With less room than subjects they take turns, the `turn`-th of them first."""
+    shares = [room // subjects] * subjects
+    for i in range(room % subjects):
+        shares[(turn + i) % subjects] += 1
+    return shares

@@ -56,6 +56,15 @@ class BooksSuite:
         assert (settled.amount_nano, settled.currency) == (174_000, "USD")
         assert await now_has(books, customer) == ("0.00", "0.999926", "0.00", COST, "0.00")
 
+    async def test_a_clock_that_was_set_back_behind_the_first_price_list_still_finds_its_prices(
+        self, books: Books
+    ) -> None:
+        customer = await books.customer(credit="1")
+        books.clock.time_s -= 86_400
+        grant = await customer.hold("r1")
+        assert (await now_has(books, customer))[2] == HOLD
+        assert (await customer.settle(grant, usage())).amount_nano == 174_000
+
     async def test_repeats_change_nothing_and_other_content_is_refused(self, books: Books) -> None:
         customer = await books.customer(credit="1")
         grant = await customer.hold("r1")

@@ -60,7 +60,8 @@ def _standing(tables: Tables, key: ApiKey, now: datetime) -> tuple[Standing, int
         funds=Funds(balance[Ledger.GRANTED], balance[Ledger.TOPPED_UP]),
         topped_up_ever=balance[Ledger.FUNDING] < 0,
     )
-    return standing, max(versions, default=0)
+    first = min((prices.version for prices, _ in tables.priced.values()), default=0)
+    return standing, max(versions, default=first)
 
 
 async def hold_context(
