@@ -39,6 +39,7 @@ def tag_claims(standing: Standing, policy: TagPolicy, *, price_version: int, ent
         price_version=price_version,
         issued_at_s=now_s,
         expires_at_s=now_s + policy.tag_ttl_s,
+        funded=standing.funds.total_nano > 0,
     )
 
 

@@ -58,9 +58,9 @@ class Tags:
         self._asking: dict[bytes, asyncio.Task[Tag]] = {}
 
     async def tag(self, key: ApiKey) -> Tag:
-        """A tag that is good for at least limits.TAG_RENEW_S more.
+        """A tag that is good for at least limits.TAG_RENEW_S more. One of an account without money is not kept.
 
-        Raises AuthenticationFailed, InsufficientBalance; Overloaded when billing does not answer.
+        Raises AuthenticationFailed; Overloaded when billing does not answer.
         """
         known = self._remembered(key.digest)
         if known is not None:
@@ -94,6 +94,9 @@ class Tags:
             raise Overloaded(error.message) from error
         except ClaimRefused as error:
             raise Overloaded("the key's rights have just changed; please retry") from error
+        if not claims.funded:
+            self._known.pop(key.digest, None)
+            return Tag(reply.tag, claims)
         self._known[key.digest] = reply.tag
         self._known.move_to_end(key.digest)
         if len(self._known) > limits.TAGS_CACHED_MAX:

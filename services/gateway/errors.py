@@ -14,20 +14,35 @@ from shared.contracts.errors import (
     ClaimRefused,
     DeepServeError,
     InternalError,
+    Overloaded,
     UnprocessableRequest,
 )
 
 log = structlog.get_logger()
 
 
+FAILED = "The server had an error while processing your request. Please retry your request after a brief wait."
+OVERLOADED = "The server is overloaded or unavailable. Please retry your request after a brief wait."
+
+
+def note(event: str, error: DeepServeError, request_id: str) -> None:
+    """Into the log: what is our own fault with all that is known of it, since the client is not told."""
+    kind = type(error).__name__
+    if error.status < 500:
+        log.info(event, request=request_id, status=error.status, error=kind)
+    else:
+        level = log.warning if error.retryable else log.error
+        level(event, request=request_id, status=error.status, error=f"{kind}: {error.message}")
+
+
 def public(error: DeepServeError) -> DeepServeError:
-    """What the client may read: our own faults are told in the log, not to the client. A statement that was revoked
-    or ran out on the way is the key's."""
+    """What the client may read. Our own faults are one plain sentence each: which part failed, and how, is told by
+    `note`. A statement that was revoked or ran out on the way is the key's."""
     if isinstance(error, ClaimRefused):
         return AuthenticationFailed("Authentication Fails, Your api key is invalid")
-    if error.status >= 500 and not error.retryable:
-        log.error("request.failed", error=f"{type(error).__name__}: {error.message}")
-        return InternalError("The server had an error while processing your request. Please retry.")
+    if error.status >= 500:
+        kind, words = (Overloaded, OVERLOADED) if error.retryable else (InternalError, FAILED)
+        return kind(words, retry_after_s=error.retry_after_s)
     return error
 
 
@@ -39,7 +54,7 @@ def response_of(error: DeepServeError) -> Response:
     """Retry-After where a retry can help."""
     error = public(error)
     headers = {}
-    if error.retryable:
+    if error.retryable or error.status >= 500:
         headers["retry-after"] = str(error.retry_after_s or limits.RETRY_AFTER_S)
     body = orjson.dumps(errors.http_body(error))
     return Response(body, status_code=error.status, headers=headers, media_type="application/json")
@@ -47,7 +62,9 @@ def response_of(error: DeepServeError) -> Response:
 
 async def on_tree_error(request: Request, error: Exception) -> Response:
     """Handler of DeepServeError."""
-    return response_of(error if isinstance(error, DeepServeError) else InternalError(str(error)))
+    known = error if isinstance(error, DeepServeError) else InternalError(str(error))
+    note("call.refused", known, request.state.request_id)
+    return response_of(known)
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:

@@ -134,6 +134,7 @@ class Gateway:
 
     async def close(self) -> None:
         """After `run` has returned: the last messages go out, then the subscriptions end."""
+        self.edge.models.close()
         await self.edge.background.close(limits.DRAIN_TIMEOUT_S)
         await self._beats.stop()
         await self.edge.inbox.stop()

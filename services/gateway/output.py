@@ -7,6 +7,7 @@ last chunk is rewritten to that count.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, NamedTuple
 
 import deepseek_recipe
@@ -24,6 +25,7 @@ from deepseek_recipe import (
 
 from shared.contracts.errors import InternalError
 from shared.contracts.messages import FinishReason, TokenLogprob
+from shared.text.token_bytes import shown
 from shared.text.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
@@ -61,7 +63,10 @@ class Answer:
         self._logprobs = request.inference_options.logprobs
         self._text = tools.tokenizer.stream() if parsing.parse_tool_calls else None
         self._hidden = tools.hidden
+        self._token_bytes = tools.tokenizer.token_bytes
         self._reason: FinishReason = "stop"
+        self._held: deque[tuple[int, TokenLogprob]] = deque()
+        self._cut: list[dict[str, Any]] = []
         self.count = 0
         self.finished = False
 
@@ -78,14 +83,19 @@ class Answer:
         if self._text is not None:
             text = self._text.step(token)
             return self._process(InferenceChunk.text(text, 1)) if text else []
-        logprobs = [(logprob.logprob, logprob.top)] if self._logprobs and logprob is not None else None
-        return self._process(InferenceChunk.tokens([token], logprobs))
+        if not self._logprobs or logprob is None:
+            return self._process(InferenceChunk.tokens([token], None))
+        self._held.append((token, logprob))
+        return self._process(InferenceChunk.tokens([token], [(logprob.logprob, logprob.top)]))
 
     def finish(self, reason: FinishReason) -> list[Chunk]:
         """The sequence ended; what was held back comes out, then the last chunk."""
         self._reason = reason
         native = InferenceFinishReason.Stop if reason == "stop" else InferenceFinishReason.Length
-        return self._process(InferenceChunk.finish(native))
+        chunks = self._process(InferenceChunk.finish(native))
+        # The processor drops a character that is not whole at the end, with its tokens.
+        self._cut = [self._entry(token, logprob) for token, logprob in self._held]
+        return chunks
 
     def close(self) -> None:
         self._processor.close()
@@ -106,7 +116,18 @@ class Answer:
             details["reasoning_tokens"] = min(details["reasoning_tokens"], self.count)
         if self._reason == "insufficient_system_resource":
             document["choices"][0]["finish_reason"] = self._reason
+        if self._cut:
+            content = (document["choices"][0].get("logprobs") or {}).get("content") or []
+            document["choices"][0]["logprobs"] = {"content": content + self._cut}
         return document
+
+    def _entry(self, token: int, logprob: TokenLogprob) -> dict[str, Any]:
+        top = [self._token(other, value) for other, value in logprob.top]
+        return self._token(token, logprob.logprob) | {"top_logprobs": top}
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        data = self._token_bytes(token)
+        return {"token": shown(data), "logprob": logprob, "bytes": list(data)}
 
     def _process(self, piece: InferenceChunk) -> list[Chunk]:
         try:
@@ -114,11 +135,21 @@ class Answer:
         except RuntimeError as error:
             raise InternalError(f"the output processor failed: {error}") from error
         self.finished = self._processor.finished
-        return [
+        chunks = [
             Chunk(native, last=self.finished and index == len(natives) - 1)
             for index, native in enumerate(natives)
             if isinstance(native, ChatCompletionChunk)
         ]
+        if self._held:
+            for _ in range(sum(_entries(chunk.native) for chunk in chunks)):
+                self._held.popleft()
+        return chunks
+
+
+def _entries(native: ChatCompletionChunk) -> int:
+    """Log probabilities that a chunk tells."""
+    logprobs = orjson.loads(native.to_json())["choices"][0]["logprobs"]
+    return len(logprobs["content"]) if logprobs else 0
 
 
 class Opened(NamedTuple):

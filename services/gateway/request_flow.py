@@ -6,20 +6,17 @@ final count is named once, the worker that holds it is told, or the hold is give
 
 from __future__ import annotations
 
-import structlog
-
+from services.gateway import errors
 from services.gateway.edge import Call, Edge
 from services.gateway.outbox import Outbox
 from services.gateway.prepare import Prepared, traffic_class
 from services.gateway.queues import Waiting
 from services.gateway.request_work import RequestWork
 from services.gateway.stopwatch import Stopwatch
-from shared.contracts.errors import AuthenticationFailed, ClaimRefused, DeepServeError, Overloaded
+from shared.contracts.errors import AuthenticationFailed, ClaimRefused, DeepServeError, InsufficientBalance, Overloaded
 from shared.contracts.ids import AccountId
 from shared.contracts.messages import Hold
 from shared.contracts.tag import TrafficClass
-
-log = structlog.get_logger()
 
 
 class RequestFlow:
@@ -37,7 +34,7 @@ class RequestFlow:
         try:
             await self._admit()
         except DeepServeError as error:
-            log.info("request.refused", request=self._call.request, status=error.status, error=type(error).__name__)
+            errors.note("request.refused", error, self._call.request)
             self._outbox.fail(error)
         else:
             self._outbox.end()
@@ -48,6 +45,8 @@ class RequestFlow:
             raise Overloaded("This server is shutting down. Please retry.")
         tag = await edge.tags.tag(call.key)
         self._lap("tag")
+        if not tag.claims.funded:
+            raise InsufficientBalance("Insufficient Balance")
         account = tag.claims.account
         edge.accounts.enter(account, tag.claims.concurrency)
         try:

@@ -21,7 +21,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
         return self.agent_s if traffic_class == "agent" else self.chat_s
 
 
-class TagClaims(msgspec.Struct, frozen=True, kw_only=True, tag="tag/1"):
+class TagClaims(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="tag/1"):
     """Who may be admitted. Lives about a minute (limits.TAG_TTL_S); the gateway renews it."""
 
     tag_id: TagId
@@ -40,6 +40,9 @@ class TagClaims(msgspec.Struct, frozen=True, kw_only=True, tag="tag/1"):
     price_version: int
     issued_at_s: float
     expires_at_s: float
+    funded: bool = True
+    """False: there is nothing to spend, not even a trial's grant. Such a request is refused before any work on it, and
+    such a tag is not kept, so that a top-up counts at once."""
 
 
 class GrantClaims(msgspec.Struct, frozen=True, kw_only=True, tag="grant/1"):

@@ -88,6 +88,7 @@ class Billing:
     concurrency: int = 10
     traffic_class: TrafficClass | None = None
     tag_ttl_s: float = 60.0
+    funded: bool = True
     asked: list[Message] = field(default_factory=list)
     released: asyncio.Queue[Release] = field(default_factory=asyncio.Queue)
     on_hold: Callable[[], Awaitable[None]] | None = None
@@ -134,6 +135,7 @@ class Billing:
             price_version=1,
             issued_at_s=now_s,
             expires_at_s=now_s + self.tag_ttl_s,
+            funded=self.funded,
         )
         return AuthorizeReply(tag=signing.sign(claims, self.signing_key))
 

@@ -143,6 +143,21 @@ async def test_log_probabilities_of_prefill_and_decode(place: World) -> None:
     assert [entry["logprob"] for entry in content] == [entry.logprob for entry in logprobs]
 
 
+async def test_log_probabilities_of_a_character_that_the_limit_cuts(place: World) -> None:
+    tokens = place.ids("😀")[:2]
+    logprobs = [TokenLogprob(logprob=-float(n), top=()) for n in range(2)]
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "😀"}], "logprobs": True, "max_tokens": 2}
+    asking = asyncio.create_task(ask_raw(place, body))
+    job = await place.prefill.job()
+    await job.claim()
+    await job.send(0, tokens, hit=0, logprobs=logprobs, finish="length")
+    answer = (await asking).json()
+    content = answer["choices"][0]["logprobs"]["content"]
+    assert [(entry["token"], entry["bytes"]) for entry in content] == [("\\xf0", [240]), ("\\x9f", [159])]
+    assert [entry["logprob"] for entry in content] == [0.0, -1.0]
+    assert answer["usage"]["completion_tokens"] == len(content)
+
+
 async def test_a_tool_call_comes_back_as_one(place: World) -> None:
     markup = '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="f">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>'
     answer, _ = await ask(place, [*place.ids(markup), place.stop()], tools=[TOOL])

@@ -10,13 +10,15 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+import structlog.testing
 
+from services.gateway.errors import FAILED, OVERLOADED
 from shared.contracts import limits, messages, subjects
-from shared.contracts.errors import InsufficientBalance, InternalError
+from shared.contracts.errors import InsufficientBalance, InternalError, Overloaded
 from shared.contracts.ids import AccountId
 from shared.contracts.messages import Authorize, Revoked
 from shared.runtime.clock import SystemClock
-from tests.contract.gateway_world import KEY, MODEL, WAIT_S, World, world
+from tests.contract.gateway_world import CONTEXT, KEY, MODEL, WAIT_S, World, world
 
 pytestmark = pytest.mark.servers
 
@@ -147,7 +149,7 @@ async def test_no_workers(nats_url: str, tmp_path: Path) -> None:
     async with world(nats_url, tmp_path) as place:
         place.gateway.edge.workers._heard.clear()
         reply = await place.http.post("/chat/completions", json=BODY)
-        assert "No worker serves this model" in error_of(reply, 503)["message"]
+        assert error_of(reply, 503)["message"] == OVERLOADED
         assert reply.headers["retry-after"] == str(limits.RETRY_AFTER_S)
         assert place.billing.holds() == []
 
@@ -155,13 +157,64 @@ async def test_no_workers(nats_url: str, tmp_path: Path) -> None:
 async def test_billing_down_is_a_503_and_its_bug_a_500(place: World) -> None:
     place.billing.refuse[subjects.BILLING_AUTHORIZE] = InternalError("a secret of billing")
     reply = await place.http.post("/chat/completions", json=BODY)
-    assert "secret" not in error_of(reply, 500)["message"]
+    assert error_of(reply, 500)["message"] == FAILED
+    assert reply.headers["retry-after"] == str(limits.RETRY_AFTER_S)
     del place.billing.refuse[subjects.BILLING_AUTHORIZE]
     for stop in place.billing.stops:
         await stop()
-    reply = await place.http.post("/chat/completions", json=BODY)
-    assert error_of(reply, 503)["code"] == "service_unavailable"
-    assert (await place.http.get("/user/balance")).status_code == 503
+    for reply in (await place.http.post("/chat/completions", json=BODY), await place.http.get("/user/balance")):
+        error = error_of(reply, 503)
+        assert (error["message"], error["code"]) == (OVERLOADED, "service_unavailable")
+        assert reply.headers["retry-after"] == str(limits.RETRY_AFTER_S)
+
+
+async def test_a_database_that_is_away_is_named_in_the_log_alone(place: World) -> None:
+    place.billing.refuse[subjects.BILLING_HOLD] = Overloaded("the database does not answer: 57P03", retry_after_s=7)
+    with structlog.testing.capture_logs() as logs:
+        reply = await place.http.post("/chat/completions", json=BODY)
+    assert error_of(reply, 503)["message"] == OVERLOADED
+    assert reply.headers["retry-after"] == "7"
+    (entry,) = [entry for entry in logs if entry["event"] == "request.refused"]
+    assert entry["error"] == "Overloaded: the database does not answer: 57P03"
+    assert entry["request"] == reply.headers["x-request-id"]
+
+
+async def test_an_account_without_money_is_refused_before_any_work_until_it_has_some(place: World) -> None:
+    place.billing.funded = False
+    reply = await place.http.post("/chat/completions", content=b"{ this is not even JSON")
+    assert error_of(reply, 402)["message"] == "Insufficient Balance"
+    assert (await place.http.get("/user/balance")).json()["balance_infos"][0]["currency"] == "USD"
+    assert (await place.http.get("/models")).status_code == 200
+    place.billing.funded = True
+    serving = asyncio.create_task(place.answer([place.stop()]))
+    assert (await place.http.post("/chat/completions", json=BODY)).status_code == 200
+    await serving
+
+
+async def test_a_prompt_of_six_megabytes_is_refused_without_being_encoded(
+    place: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (model,) = place.gateway.edge.models._models.values()
+    monkeypatch.setattr(model.text.tokenizer, "_plain", None)  # whoever encodes fails
+    for role in ("user", "assistant"):  # the first by the body, the other by its rendered prompt
+        long = {"model": MODEL, "messages": [*HELLO, {"role": role, "content": "word " * 1_200_000}]}
+        asking = asyncio.create_task(place.http.post("/chat/completions", json=long))
+        assert (await place.http.get("/healthz")).status_code == 200
+        words = error_of(await asking, 400)["message"]
+        assert words.startswith(
+            f"This model's maximum context length is {CONTEXT} tokens. However, you requested at least "
+        )
+        assert words.endswith("Please reduce the length of the messages or completion.")
+    assert place.billing.holds() == []
+
+
+async def test_an_image_is_refused(place: World) -> None:
+    image = {"type": "image_url", "image_url": {"url": "https://a.example/b.png"}}
+    body = {"model": MODEL, "messages": [{"role": "user", "content": [image]}]}
+    assert (
+        "`image_url` is not supported"
+        in error_of(await place.http.post("/chat/completions", json=body), 400)["message"]
+    )
 
 
 async def test_models_and_balance_at_both_places(place: World) -> None:

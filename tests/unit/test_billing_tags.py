@@ -16,7 +16,7 @@ from services.billing.tags import TagPolicy
 from shared.contracts.errors import ClaimRefused, InternalError, InvalidRequest
 from shared.contracts.ids import AccountId, HoldId, KeyId, NamespaceId, RequestId
 from shared.contracts.messages import Hold
-from shared.contracts.tag import Retention
+from shared.contracts.tag import Retention, TagClaims
 
 NOW_S = 1_800_000_000.0
 OWN = NamespaceId("ns_" + "ab" * 16)
@@ -80,6 +80,19 @@ def test_a_grant_bounds_its_request() -> None:
 def test_a_trial_grant_closes_the_pool() -> None:
     grant = tags.grant_claims(HOLD, TRIAL, POLICY, hold_id=HoldId("h"), entropy=bytes(16), now_s=NOW_S)
     assert (grant.cache_read, grant.cache_write, grant.shared) == (False, False, ())
+
+
+@pytest.mark.parametrize(("granted", "topped_up", "funded"), [(0, 0, False), (0, 1, True), (1, 0, True)])
+def test_a_tag_says_whether_there_is_anything_to_spend(granted: int, topped_up: int, funded: bool) -> None:
+    standing = replace(STANDING, funds=Funds(granted, topped_up))
+    tag = tags.tag_claims(standing, POLICY, price_version=3, entropy=bytes(16), now_s=NOW_S)
+    assert tag.funded is funded
+
+
+def test_a_tag_of_before_that_field_counts_as_funded() -> None:
+    tag = tags.tag_claims(STANDING, POLICY, price_version=3, entropy=bytes(16), now_s=NOW_S)
+    fields = {name: value for name, value in msgspec.to_builtins(tag).items() if name != "funded"}
+    assert msgspec.convert(fields, TagClaims).funded
 
 
 def test_user_id_splits_the_namespace_and_cannot_name_one() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import orjson
 import pytest
 
-from services.gateway.convert import answer_limit, convert, options_for
+from services.gateway.convert import answer_limit, convert, options_for, outline
 from services.gateway.prepare import traffic_class
+from shared.contracts import limits
 from shared.contracts.errors import ClientError, InvalidRequest, UnprocessableRequest
 
 MODEL = "small"
@@ -66,6 +67,39 @@ def test_what_is_refused_and_how(data: bytes, kind: type[ClientError], words: st
     error = refused(data)
     assert type(error) is kind
     assert words in error.message
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        ({"type": "image_url", "image_url": {"url": "https://a.example/b.png"}}, "image_url"),
+        ({"type": "file", "file": {"file_data": "data:image/png;base64,AAAA"}}, "file"),
+    ],
+)
+def test_what_the_model_cannot_see_is_refused_by_name(part: dict[str, Any], name: str) -> None:
+    words = {"type": "text", "text": "What is it?"}
+    assert convert(body(messages=[{"role": "user", "content": [words]}]), OPTIONS).model == MODEL
+    error = refused(body(messages=[*HELLO, {"role": "user", "content": [words, part]}]))
+    assert type(error) is InvalidRequest
+    assert error.message == f"messages[1]: content of type `{name}` is not supported, this model reads text only"
+
+
+def test_a_prompt_has_at_least_its_roles_and_what_was_written() -> None:
+    asked = body(
+        messages=[{"role": "user", "content": " " * 9 + "x" * 10 + "\n"}, {"role": "assistant", "content": "y"}]
+    )
+    assert outline(asked).least_tokens(len) == 2 + 10
+    for unreadable in (b"{", b"[]", b"{}", b'{"messages": 1}'):
+        assert outline(unreadable).least_tokens(len) == 0
+
+
+def test_a_body_of_too_many_parts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "BODY_PARTS_MAX", 3)
+    part = {"type": "text", "text": "a"}
+    fits = body(messages=[{"role": "user", "content": [part, part]}], tools=[TOOL])
+    assert outline(fits).messages == 1
+    with pytest.raises(InvalidRequest, match="more than 3 content parts"):
+        outline(body(messages=[{"role": "user", "content": [part, part]}] * 2))
 
 
 def test_strict_tools_are_refused_since_nothing_enforces_them() -> None:

@@ -164,6 +164,27 @@ def test_log_probabilities_pair_with_tokens_and_the_stop_token_has_none() -> Non
     assert content[0]["bytes"] == list(content[0]["token"].encode())
 
 
+@pytest.mark.parametrize("cut", [1, 2, 3, 4])
+@pytest.mark.parametrize("stopped", [False, True])
+def test_each_token_of_a_cut_character_has_its_log_probability(cut: int, stopped: bool) -> None:
+    tokens = ids("a😀")
+    assert [TOKENIZER.token_bytes(token) for token in tokens] == [b"a", b"\xf0", b"\x9f", b"\x98", b"\x80"]
+    tokens = tokens[: 1 + cut] + [STOP] * stopped
+    drawn = [TokenLogprob(logprob=-0.5 - n, top=((token, -0.5 - n), (65, -9.0))) for n, token in enumerate(tokens)]
+    run = Run(tokens, "stop" if stopped else "length", drawn=drawn, logprobs=True, top_logprobs=2)
+    whole = run.whole["choices"][0]["logprobs"]["content"]
+    assert [entry["token"] for entry in whole] == ["a", "\\xf0", "\\x9f", "\\x98", "\\x80"][: 1 + cut]
+    assert [entry["bytes"] for entry in whole] == [[97], [240], [159], [152], [128]][: 1 + cut]
+    assert [entry["logprob"] for entry in whole] == [-0.5 - n for n in range(1 + cut)]
+    assert whole[-1]["top_logprobs"] == [
+        {"token": whole[-1]["token"], "logprob": whole[-1]["logprob"], "bytes": whole[-1]["bytes"]},
+        {"token": "b", "logprob": -9.0, "bytes": [98]},
+    ]
+    streamed = [event["choices"][0]["logprobs"] for event in run.events]
+    assert [entry for logprobs in streamed if logprobs for entry in logprobs["content"]] == whole
+    assert run.last["usage"]["completion_tokens"] == len(tokens)
+
+
 def test_an_unfinished_answer_has_no_whole() -> None:
     body = {"model": "small", "messages": [{"role": "user", "content": "hi"}]}
     answer = Answer(convert(orjson.dumps(body), OPTIONS).request, "the-id", "small", TOOLS)
