@@ -68,8 +68,8 @@ async def test_a_tag_says_what_the_account_may_do(books: Books) -> None:
         assert (tag.account, tag.key_id) == (customer.account, customer.key.id)
         assert (tag.issued_at_s, tag.expires_at_s) == (books.clock.now_s(), books.clock.now_s() + 60)
         assert (tag.price_version, tag.concurrency) == (1, 500)
-        rights.append((tag.paid, tag.cache_read, tag.cache_write))
-    assert rights == [(True,) * 3, (False,) * 3, (False,) * 3]
+        rights.append((tag.paid, tag.cache_read, tag.cache_write, tag.funded))
+    assert rights == [(True,) * 4, (False, False, False, True), (False,) * 4]
 
 
 async def test_a_trial_that_tops_up_is_paid_from_its_next_hold_on(books: Books) -> None:
