@@ -6,13 +6,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format bench clean
+.PHONY: help run test check format sim bench clean
 
 help:
 	@echo "make run     install, then start one instance here until Ctrl-C (options: make run ARGS='--port 0')"
 	@echo "make test    install, then run all tests; starts every server that they need (options: ARGS='-k name')"
 	@echo "make check   the fast inner loop: format, lint, types, import contracts, pure tests; no servers"
 	@echo "make format  format and fix what can be fixed"
+	@echo "make sim     run all services in a simulated world: SEEDS=0:2000 for a range, SEED=17 to replay one"
 	@echo "make bench   measure a prefix hit against its miss, and the memory of each process"
 	@echo "make clean   remove .venv; the data directory .data stays"
 
@@ -32,6 +33,9 @@ check: $(INSTALLED)
 format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+sim: $(INSTALLED)
+	@$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),0:200))
 
 bench: $(INSTALLED)
 	$(BIN)/deepserve bench prefix $(ARGS)
