@@ -47,7 +47,8 @@ class Instance:
         self.command("down", timeout_s=120)
 
     def status(self) -> dict[str, Any]:
-        return json.loads(self.command("status", "--json"))
+        found: dict[str, Any] = json.loads(self.command("status", "--json"))
+        return found
 
     def account(self, name: str, *money: str) -> str:
         """A new account's API key; `money` as ("--credit", "5")."""
