@@ -1,7 +1,8 @@
 """The money acts: hold, settle, release, expire. Orchestrates; the pure modules decide, the repository writes.
 
-Each act is one transaction of lock, read, write. A repeat of an act is answered as the first time, by the request's id;
-other content under the same id is a Conflict and an error in the log (invariant 9).
+Each act is lock, read, write, in one transaction with those of its account that wait (`convoy`). A repeat of an act is
+answered as the first time, by the request's id; other content under the same id is a Conflict and an error in the log
+(invariant 9).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from services.billing import accounts, holds, ledger, pricing, repository, tags
 from services.billing.accounts import Standing, moment
+from services.billing.convoy import Convoy
 from services.billing.holds import HeldRequest
 from services.billing.ledger import Act, Entry, Funds
 from services.billing.pricing import Prices
@@ -47,7 +49,7 @@ class Money:
         clock: Clock,
         entropy: Callable[[int], bytes],
     ) -> None:
-        self._database = database
+        self._convoy = Convoy(database)
         self._signing_key = signing_key
         self._verify_key = verify_key
         self._policy = policy
@@ -88,7 +90,7 @@ class Money:
                 raise Conflict("the request is held by another account")
             return held
 
-        held = await self._database.transact(work)
+        held = await self._convoy.act(tag.account, work)
         amount_nano = held.reserved.total_nano
         log.info("request.held", request=held.request, account=held.account, hold=held.id, amount_nano=amount_nano)
         return HoldReply(grant=signing.sign(held.claims, self._signing_key), hold_nano=amount_nano)
@@ -145,7 +147,7 @@ class Money:
             return Settled(amount_nano=cost_nano, currency=held.prices.currency), held.state
 
         try:
-            settled, found = await self._database.transact(work)
+            settled, found = await self._convoy.act(grant.account, work)
         except (Conflict, InvalidRequest) as error:
             log.error("settlement.refused", request=grant.request, hold=grant.hold, reason=error.message)
             raise
@@ -174,7 +176,7 @@ class Money:
             return Settled(amount_nano=0, currency=held.prices.currency)
 
         try:
-            settled = await self._database.transact(work)
+            settled = await self._convoy.act(grant.account, work)
         except Conflict as error:
             log.error("release.refused", request=grant.request, hold=grant.hold, reason=error.message)
             raise
@@ -193,7 +195,7 @@ class Money:
             await _give_back(connection, held, Act.EXPIRE, HoldEvent.EXPIRE, now_s)
             return held
 
-        held = await self._database.transact(work)
+        held = await self._convoy.act(account, work)
         if held is None:
             return False
         log.warning("hold.expired", request=held.request, account=account, amount_nano=held.reserved.total_nano)

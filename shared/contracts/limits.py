@@ -235,6 +235,10 @@ PEERS_MAX: Final = 16_384
 DATABASE_POOL_CONNECTIONS: Final = 8
 DATABASE_POOL_EXTRA_CONNECTIONS: Final = 8
 DATABASE_POOL_WAIT_S: Final = 3.0
+ACTS_TOGETHER_MAX: Final = 16
+"""Money acts of one account in one transaction: what fails with one is bounded, and so is the time to its commit."""
+ACT_WAIT_S: Final = 3.0
+"""For the turn of an account's acts; as long as a caller waits for the answer."""
 DATABASE_STATEMENT_S: Final = 10.0
 """A statement, or a wait for a lock, longer than this is ended by Postgres."""
 DATABASE_WAIT_S: Final = 0.25
