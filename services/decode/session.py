@@ -69,7 +69,7 @@ class DecodeSession:
             log.warning("decode.failed", request=self._work.request, error=error.message)
             self._floor.emitter.fail(self._stream, error)
             await self._floor.emitter.flush()
-            return Ending(self._stream.log.acknowledged, 0, "failed")
+            return await final_ending(self._floor.bus, self._floor.worker, self._stream)
 
     def _known_tokens(self, reply: ClaimReply) -> list[int]:
         """The answer so far, into the stream's log: what the gateway has, at least the first token."""

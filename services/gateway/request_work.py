@@ -79,7 +79,9 @@ class RequestWork:
             raise
         finally:
             if not request.over:
-                request.end(RequestEvent.FAIL, self._answer.count, "insufficient_system_resource")
+                # A whole answer that fails gave its client nothing: nothing of it is billed.
+                count = self._answer.count if self._outbox.stream else 0
+                request.end(RequestEvent.FAIL, count, "insufficient_system_resource")
             self._answer.close()
             edge.inbox.close(self._tracked)
             self._tell_end()

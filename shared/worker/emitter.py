@@ -43,11 +43,11 @@ _CONTROL = msgspec.msgpack.Decoder(Acknowledge | Resend | Finalize)
 @dataclass(frozen=True, slots=True)
 class Ending:
     """How a stream ended. `count`: answer tokens that are paid. `superseded`: a newer try holds the request, and this
-    one settles nothing. `failed`: the client was told an error."""
+    one settles nothing."""
 
     count: int
     reasoning: int
-    how: Literal["finalized", "gateway_lost", "superseded", "failed"]
+    how: Literal["finalized", "gateway_lost", "superseded"]
 
 
 def ending_named_by(reply: ClaimReply, acknowledged: int) -> Ending | None:

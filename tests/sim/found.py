@@ -88,5 +88,6 @@ FOUND: Final = (
         75,
         "A whole answer that ends in 401 is billed for a token that nobody got.",
         _one(Trouble(kind="revoke", at_s=1.5, amount=0.0), turn=replace(_TURN, stream=False)),
+        fixed=True,
     ),
 )
