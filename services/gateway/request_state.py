@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 from services.gateway.token_log import TokenLog
 from shared.contracts import lifecycle
 from shared.contracts.epoch import Epoch, Stage
@@ -27,6 +29,41 @@ from shared.contracts.messages import (
 )
 
 OVER = frozenset({RequestState.FINISHED, RequestState.CANCELLED, RequestState.FAILED, RequestState.SETTLED})
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What is left of a request that is over, for those who still ask. Thousands of these are kept for minutes: one
+    object each, that no collection of garbage looks at (nothing in it can form a cycle)."""
+
+    request: RequestId
+    attempt: int
+    epoch: Epoch | None
+    worker: WorkerId | None
+    claimed: bool
+    hit_tokens: int | None
+    delivered: bytes
+    count: int | None
+    reason: FinishReason | None
+    reasoning: int
+
+    def claim(self, claim: Claim) -> ClaimReply:
+        """As `Request.claim`; nothing changes any more."""
+        if claim.epoch.attempt != self.attempt or (self.epoch is not None and claim.epoch < self.epoch):
+            return self._reply("stale")
+        settles = claim.epoch.stage is Stage.PREFILL and self.hit_tokens is not None
+        return self._reply("go" if settles else "cancelled")
+
+    def finalize(self) -> tuple[WorkerId, Finalize] | None:
+        """As `Request.finalize`."""
+        if self.count is None or self.reason is None or self.worker is None:
+            return None
+        epoch = self.epoch or Epoch(self.attempt, Stage.PREFILL, 0)
+        return self.worker, Finalize(
+            request=self.request, epoch=epoch, count=self.count, reason=self.reason, reasoning=self.reasoning
+        )
+
+    def _reply(self, verdict: Literal["go", "stale", "cancelled"]) -> ClaimReply:
+        return ClaimReply(verdict=verdict, delivered=self.delivered, hit_tokens=self.hit_tokens, final=self.count)
 
 
 class Request:
@@ -90,11 +127,10 @@ class Request:
         A request that is over gives its final count along. A prefill that is to settle it, because an earlier try read
         the prompt and did not live to, gets `go` with that count; one whose prompt never ran has nothing to settle.
         """
+        if self.over:
+            return self.ended().claim(claim)
         if claim.epoch.attempt != self.attempt or (self.epoch is not None and claim.epoch < self.epoch):
             return self._reply("stale")
-        if self.over:
-            settles = claim.epoch.stage is Stage.PREFILL and self.hit_tokens is not None
-            return self._reply("go" if settles else "cancelled")
         if claim.epoch != self.epoch:
             event = RequestEvent.CLAIM_PREFILL if claim.epoch.stage is Stage.PREFILL else RequestEvent.CLAIM_DECODE
             if (self.state, event) not in lifecycle.REQUEST:
@@ -154,6 +190,21 @@ class Request:
             return None
         return self.worker, self.final
 
+    def ended(self) -> Ended:
+        """Of a request that is over."""
+        return Ended(
+            request=self.request,
+            attempt=self.attempt,
+            epoch=self.epoch,
+            worker=self.worker,
+            claimed=self.claimed,
+            hit_tokens=self.hit_tokens,
+            delivered=self.log.packed(),
+            count=self.final.count if self.final else None,
+            reason=self.final.reason if self.final else None,
+            reasoning=self.final.reasoning if self.final else 0,
+        )
+
     def _advance(self, event: RequestEvent) -> None:
         self.state = lifecycle.advance(lifecycle.REQUEST, self.state, event)
 
@@ -171,7 +222,7 @@ class Request:
             raise InternalError(f"the answer ended at {total}, but has {self.log.received} tokens already")
         self._finish = (total, entry.finish)
 
-    def _reply(self, verdict: Literal["go", "stale", "cancelled"]) -> ClaimReply:
+    def _reply(self, verdict: Literal["go", "stale"]) -> ClaimReply:
         return ClaimReply(
             verdict=verdict,
             delivered=self.log.packed(),

@@ -15,7 +15,7 @@ import structlog
 from msgspec import MsgspecError
 
 from services.gateway.background import Background
-from services.gateway.request_state import Request
+from services.gateway.request_state import Ended, Request
 from shared.contracts import limits, messages, subjects
 from shared.contracts.epoch import Stage
 from shared.contracts.errors import DeepServeError
@@ -43,7 +43,7 @@ class TokenInbox:
         self._gateway = gateway
         self._clock = clock
         self._open: dict[RequestId, Tracked] = {}
-        self._ended: OrderedDict[RequestId, tuple[Tracked, float]] = OrderedDict()
+        self._ended: OrderedDict[RequestId, tuple[Ended, Callable[[str], None], float]] = OrderedDict()
         self._unsubscribe: list[Callable[[], Awaitable[None]]] = []
         self._counts: Counter[str] = Counter()
         self._idle = asyncio.Event()
@@ -86,10 +86,10 @@ class TokenInbox:
         if not self._open:
             self._idle.set()
         now_s = self._clock.monotonic_s()
-        self._ended[request.request] = (tracked, now_s + limits.ENDED_KEPT_S)
+        self._ended[request.request] = (request.ended(), tracked.release, now_s + limits.ENDED_KEPT_S)
         while self._ended:
             first = next(iter(self._ended))
-            if self._ended[first][1] > now_s and len(self._ended) <= limits.ENDED_KEPT_MAX:
+            if self._ended[first][2] > now_s and len(self._ended) <= limits.ENDED_KEPT_MAX:
                 break
             del self._ended[first]
         if not request.claimed:
@@ -128,7 +128,7 @@ class TokenInbox:
     async def _say_again(self, request: RequestId, worker: WorkerId) -> None:
         """A worker that still sends tokens of an ended request has missed its end."""
         ended = self._ended.get(request)
-        told = ended[0].request.finalize() if ended else None
+        told = ended[0].finalize() if ended else None
         if told is not None and told[0] == worker:
             await self.tell(told)
 
@@ -145,9 +145,9 @@ class TokenInbox:
         ended = self._ended.get(claim.request)
         if ended is None:
             return ClaimReply(verdict="unknown")
-        tracked, _ = ended
-        reply = tracked.request.claim(claim)
-        if reply.verdict == "cancelled" and claim.epoch.stage is Stage.PREFILL and tracked.request.claimed:
+        request, release, _ = ended
+        reply = request.claim(claim)
+        if reply.verdict == "cancelled" and claim.epoch.stage is Stage.PREFILL and request.claimed:
             # An earlier worker had it and may be gone; this one has nothing to settle.
-            tracked.release("ended before its prompt ran")
+            release("ended before its prompt ran")
         return reply

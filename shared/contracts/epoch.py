@@ -14,7 +14,7 @@ class Stage(IntEnum):
     DECODE = 1
 
 
-class Epoch(msgspec.Struct, frozen=True, order=True, array_like=True):
+class Epoch(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
     """`attempt` from 1, raised by the gateway at each publish; `delivery` from 1, raised by JetStream."""
 
     attempt: int
