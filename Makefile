@@ -14,7 +14,7 @@ help:
 	@echo "make check   the fast inner loop: format, lint, types, import contracts, pure tests; no servers"
 	@echo "make format  format and fix what can be fixed"
 	@echo "make sim     run all services in a simulated world: SEEDS=0:2000 for a range, SEED=17 to replay one"
-	@echo "make bench   measure a prefix hit against its miss, and the memory of each process"
+	@echo "make bench   measure a prefix hit against its miss, what the plane adds, and the memory of each process"
 	@echo "make clean   remove .venv; the data directory .data stays"
 
 run: $(INSTALLED)
@@ -39,6 +39,7 @@ sim: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/deepserve bench prefix $(ARGS)
+	$(BIN)/deepserve bench plane $(ARGS)
 	$(BIN)/deepserve bench memory $(ARGS)
 
 clean:
