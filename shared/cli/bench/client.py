@@ -17,7 +17,8 @@ TIMING_COMMENT: Final = ": timing "
 
 @dataclass(frozen=True)
 class Answer:
-    """`first_token_s`: from sending the request to the first text. `timing`: the service's own parts of it, in
+    """`first_token_s`: from sending the request to the first chunk, which leaves the gateway with the first token. (Its
+    text may come later: newlines before an answer are dropped, as by the official service.) `timing`: the service's own parts of it, in
     seconds, as far as it tells them."""
 
     first_token_s: float
@@ -79,15 +80,9 @@ def _read(reply: httpx2.Response, sent_s: float) -> Answer:
         chunk = json.loads(line.removeprefix("data: "))
         if "error" in chunk:
             raise CommandFailed(f"the answer ended with an error: {chunk['error']['message']}")
-        if first_token_s is None and any(map(_says_something, chunk["choices"])):
+        if first_token_s is None:
             first_token_s = time.perf_counter() - sent_s
         usage = chunk.get("usage") or usage
     if first_token_s is None or usage is None:
         raise CommandFailed("the answer ended before it began")
     return Answer(first_token_s=first_token_s, whole_s=time.perf_counter() - sent_s, usage=usage, timing=timing)
-
-
-def _says_something(choice: dict[str, Any]) -> bool:
-    """The chunk that only names the role comes with the first token but holds none of it. An answer whose first token
-    ends it has nothing but its finish."""
-    return bool(choice["delta"].get("content") or choice["finish_reason"])
