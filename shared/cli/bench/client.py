@@ -18,8 +18,8 @@ TIMING_COMMENT: Final = ": timing "
 @dataclass(frozen=True)
 class Answer:
     """`first_token_s`: from sending the request to the first chunk, which leaves the gateway with the first token. (Its
-    text may come later: newlines before an answer are dropped, as by the official service.) `timing`: the service's own parts of it, in
-    seconds, as far as it tells them."""
+    text may come later: newlines before an answer are dropped, as by the official service.) `timing`: the service's
+    own parts of it, in seconds, as far as it tells them."""
 
     first_token_s: float
     whole_s: float
