@@ -235,7 +235,7 @@ async def test_a_workers_own_consumer_goes_with_it_and_the_shared_one_stays(bus:
 
 
 async def test_thousands_of_rounds_leave_nothing_behind(bus: NatsBus, raw: Client) -> None:
-    taker = Taker(bus, ANY, subjects.work_at("prefill", "m", WorkerId("w1")), room=1)
+    taker = Taker(bus, ANY, subjects.work_at("prefill", "m", WorkerId("w1")), room=2)
     for number in range(1_000):
         await bus.publish(ANY, b"", str(number))
         await (await taker.next()).ack()
