@@ -27,7 +27,9 @@ pytestmark = [pytest.mark.model, pytest.mark.servers]
 
 MODEL = "smollm2-135m-instruct"
 BLOCK_TOKENS = 64
-DOCUMENT = (Path(__file__).parents[2] / "LICENSE").read_text()
+ROOT = Path(__file__).parents[2]
+DOCUMENT = (ROOT / "LICENSE").read_text() + (ROOT / "GLOSSARY.md").read_text()[:3_200]
+"""About 3,000 tokens."""
 QUESTIONS = (
     "What does this document allow me to do?",
     "And what must I do when I pass the work on to somebody else?",
@@ -107,7 +109,7 @@ def test_three_turns_hit_all_earlier_blocks_and_answer_as_if_they_had_not(
         # The KV of the last token of an answer was never computed: nothing followed it.
         known = [*prompt, *said[: answer.usage.completion_tokens - 1]]
     first_prompt = len(chat_ids(tokenizer, turns[0][0]))
-    assert first_prompt > 2_000
+    assert 2_800 < first_prompt < 3_400
     assert cached(turns[1][1]) >= first_prompt // BLOCK_TOKENS * BLOCK_TOKENS
 
     for number, (messages, answer) in enumerate(turns, start=1):
@@ -166,7 +168,8 @@ def balance(instance: Instance, api_key: str) -> dict[str, Any]:
     url = instance.status()["gateway_url"] + "/user/balance"
     reply = httpx2.get(url, headers={"Authorization": f"Bearer {api_key}"}, timeout=10)
     assert reply.status_code == 200
-    return json.loads(reply.text)
+    found: dict[str, Any] = json.loads(reply.text)
+    return found
 
 
 async def settled_balance(instance: Instance, api_key: str, expected: Decimal) -> Decimal:
